@@ -25,10 +25,10 @@ import torch
 
 from dsv41_kernels import check, measure, registry
 from dsv41_kernels.console import complain, say
-from dsv41_kernels.op import Inputs, Op, Outputs, Problem, StockUnavailableError
+from dsv41_kernels.op import Op, Outputs, Problem, StockUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 _INPUT_SETS = 3
 
