@@ -11,6 +11,7 @@ import argparse
 import copy
 import dataclasses
 import datetime as dt
+import functools
 import importlib.metadata
 import json
 import os
@@ -19,16 +20,13 @@ import platform
 import shlex
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from dsv41_kernels import check, measure, registry
 from dsv41_kernels.console import complain, say
 from dsv41_kernels.op import Op, Outputs, Problem, StockUnavailableError
-
-if TYPE_CHECKING:
-    pass
 
 _INPUT_SETS = 3
 
