@@ -76,8 +76,8 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
     """Return the numbers of a list like '0-3,8,10-11', ascending. Raises ValueError when it is no such list."""
     numbers: set[int] = set()
     for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        span = range(int(first), int(last or first) + 1)
+        first, dash, last = part.partition("-")
+        span = range(int(first), int(last if dash else first) + 1)
         if not span or span[0] < 0:
             raise ValueError(text)
         numbers.update(span)

@@ -20,25 +20,28 @@ def read_cpus(root: Path) -> tuple[int, ...]:
 
 
 def read_numa_nodes(root: Path) -> tuple[NumaNode, ...]:
-    """Return the NUMA nodes by id. A kernel without NUMA has one node 0 with all CPUs and all memory.
+    """Return the NUMA nodes by id. A kernel without NUMA has one node 0.
 
-    Raises InputError when a file of a node is malformed.
+    The only node has all CPUs and all memory of the machine; so it is described by the machine's own files. A guest
+    that gets its memory piece by piece shows in the files of the node what it started with.
+    Raises InputError when a file is malformed.
     """
     directories = {
         int(found[1]): directory
         for directory in (root / "sys/devices/system/node").glob("node*")
         if (found := re.fullmatch(r"node(\d+)", directory.name))
     }
-    if not directories:
+    if len(directories) < 2:  # noqa: PLR2004 one, or none
+        only = min(directories, default=0)
         memory = files.read_kilobytes(root / "proc/meminfo") or {}
         return (
             NumaNode(
-                id=0,
+                id=only,
                 cpus=read_cpus(root),
                 memory_total_bytes=memory.get("MemTotal"),
                 memory_free_bytes=memory.get("MemFree"),
                 huge_pages=_read_huge_pages(root / "sys/kernel/mm/hugepages"),
-                distances={0: LOCAL_DISTANCE},
+                distances={only: LOCAL_DISTANCE},
             ),
         )
     ids = sorted(directories)
