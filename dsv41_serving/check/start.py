@@ -1,0 +1,58 @@
+"""What must hold before anything is started: versions, model, memory, ports. Every failure is one line; nothing is left behind."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsv41_serving.embedded import prepare_model, verify_model
+from dsv41_serving.errors import EngineDrift, InputError
+from dsv41_serving.plan.memory import check_budget
+from dsv41_serving.plan.ports import find_conflicts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dsv41_serving.facts.model import Facts
+    from dsv41_serving.plan.model import Plan, Service
+
+# Hooks, flags, log texts and metric names of this project are those of exactly these versions.
+PINNED = {"sglang": "0.5.23", "sglang-router": "0.3.2", "nixl": "1.5.1"}
+
+
+def check_versions() -> None:
+    """Raise EngineDrift when a pinned package is absent or of another version."""
+    for package, wanted in PINNED.items():
+        try:
+            found = version(package)
+        except PackageNotFoundError:
+            raise EngineDrift("is not installed", where=package, remedy=f"install {package} {wanted} from requirements.lock") from None
+        if found != wanted:
+            raise EngineDrift(
+                f"version {found} is installed, this release is written for {wanted}",
+                where=package,
+                remedy="install the environment from requirements.lock",
+            )
+
+
+def check_start(plan: Plan, facts: Facts, services: Iterable[Service]) -> None:
+    """Raise InputError when memory is short or a port of `services` is taken. Called right before the first start."""
+    check_budget(plan.memory, plan.profile)
+    conflicts = find_conflicts(tuple(services), facts.listeners)
+    if conflicts:
+        raise conflicts[0]
+
+
+def find_checkpoint(plan: Plan, report: Callable[[str], None]) -> Path:
+    """Return the checkpoint directory of the plan, preparing an embedded model first when the plan names no path.
+
+    Raises InputError when the directory is missing, unreadable, truncated, or lacks what V4.1's encoder needs.
+    """
+    if not plan.model.checkpoint:
+        return prepare_model(plan.model.manifest, Path(plan.cache_dir) / "models", report=report).path
+    problems = verify_model(Path(plan.model.checkpoint), plan.model.manifest)
+    if problems:
+        first = problems[0]
+        raise InputError(first.what, where=first.where, remedy=first.remedy)
+    return Path(plan.model.checkpoint)

@@ -1,0 +1,303 @@
+"""The command line: verbs, no logic. Exit codes: 0 fine, 1 a check failed, 2 bad input, 130 interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from dsv41_serving.errors import EXIT_CHECK_FAILED, EXIT_INTERRUPTED, EXIT_OK, Dsv41Error, InputError
+from dsv41_serving.facts import describe, read_facts
+from dsv41_serving.plan import Installation, Plan, make_plan
+from dsv41_serving.plan.files import node_file_text
+from dsv41_serving.plan.install import diff_files, write_files
+from dsv41_serving.plan.table import command_text, describe_plan
+from dsv41_serving.spec import LoadedSpec, explain_key, json_schema, leaves, load_spec, profile_names
+
+if TYPE_CHECKING:
+    from dsv41_serving.facts.model import Facts
+
+DEFAULT_NODE_FILES = (Path("node.toml"), Path("/etc/dsv41/node.toml"))
+
+out = Console(soft_wrap=False)
+err = Console(stderr=True, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Context:
+    """The global options, and what is derived from them on first use."""
+
+    node_file: Path | None
+    profile: str | None
+    overrides: tuple[str, ...]
+    root: Path
+
+    def load(self) -> LoadedSpec:
+        """Read and validate the node description."""
+        node_file = self.node_file
+        if node_file is None and self.profile is None:
+            node_file = next((path for path in DEFAULT_NODE_FILES if path.exists()), None)
+            if node_file is None:
+                raise InputError(
+                    "no node file (looked for ./node.toml and /etc/dsv41/node.toml)",
+                    remedy="write one, name one with --node, or choose a profile: --profile embedded",
+                )
+        return load_spec(node_file, profile=self.profile, overrides=self.overrides)
+
+    def facts(self) -> Facts:
+        """Read the machine."""
+        return read_facts(self.root)
+
+    def plan(self, python: str | None = None) -> tuple[Plan, Facts]:
+        """Make the plan of this machine."""
+        facts = self.facts()
+        return make_plan(self.load(), facts, Installation(python=python or sys.executable)), facts
+
+    def arguments(self) -> list[str]:
+        """Return the global options again, for a process that shall mean the same node."""
+        options: list[str] = []
+        if self.node_file is not None:
+            options += ["--node", str(self.node_file.resolve())]
+        if self.profile is not None:
+            options += ["--profile", self.profile]
+        for override in self.overrides:
+            options += ["--set", override]
+        return options
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--node", "node_file", type=click.Path(path_type=Path), help="Node file (default: ./node.toml, then /etc/dsv41/node.toml).")
+@click.option("--profile", help="Profile to use when there is no node file.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one value, for example router.port=30001.")
+@click.option("--root", type=click.Path(path_type=Path), default=Path("/"), show_default=True, help="Read the machine below this directory.")
+@click.version_option(package_name="dsv41-serving", prog_name="dsv41")
+@click.pass_context
+def cli(ctx: click.Context, node_file: Path | None, profile: str | None, overrides: tuple[str, ...], root: Path) -> None:
+    """Serve DeepSeek-V4.1-Flash with SGLang, split into a prefill and a decode group."""
+    ctx.obj = Context(node_file, profile, overrides, root)
+
+
+@cli.group()
+def config() -> None:
+    """Look at the node description."""
+
+
+@config.command("show")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: values and origins.")
+@click.pass_obj
+def config_show(context: Context, as_json: bool) -> None:  # noqa: FBT001 - click passes flags by name
+    """Print the merged description; every value with its origin."""
+    loaded = context.load()
+    if as_json:
+        _print_json({"spec": loaded.spec.model_dump(), "origins": dict(loaded.origins)})
+    else:
+        click.echo(node_file_text(loaded), nl=False)
+
+
+@config.command("check")
+@click.pass_obj
+def config_check(context: Context) -> None:
+    """Validate the description; say every mistake in one line."""
+    loaded = context.load()
+    count = sum(1 for _ in leaves(loaded.spec.model_dump()))
+    click.echo(f"ok: profile {loaded.spec.profile}, shape {loaded.spec.shape}, {count} values ({loaded.spec.provenance.status})")
+
+
+@config.command("schema")
+def config_schema() -> None:
+    """Print the JSON Schema of a node file."""
+    _print_json(json_schema())
+
+
+@config.command("profiles")
+def config_profiles() -> None:
+    """List the profiles that ship with this release."""
+    table = Table(show_edge=False, pad_edge=False)
+    for column in ("profile", "shapes", "GPU", "values"):
+        table.add_column(column)
+    for name in profile_names():
+        spec = load_spec(profile=name).spec
+        table.add_row(name, ", ".join(spec.shapes), spec.engine.compute_capability or "none (CPU)", spec.provenance.status)
+    out.print(table)
+
+
+@config.command("explain")
+@click.argument("key")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def config_explain(context: Context, key: str, as_json: bool) -> None:  # noqa: FBT001
+    """Say what KEY means, what it is, and where its value comes from."""
+    explanation = explain_key(context.load(), key)
+    if as_json:
+        _print_json(asdict(explanation))
+        return
+    for label, text in asdict(explanation).items():
+        if text not in ("", None):
+            click.echo(f"{label:<8} {text}")
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def facts(context: Context, as_json: bool) -> None:  # noqa: FBT001
+    """Say what this machine is: GPUs, NUMA nodes, memory, limits, kernel settings, ports."""
+    found = context.facts()
+    if as_json:
+        click.echo(found.model_dump_json(indent=2))
+    else:
+        out.print(describe(found))
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--commands", is_flag=True, help="Show every command and environment.")
+@click.pass_obj
+def plan(context: Context, as_json: bool, commands: bool) -> None:  # noqa: FBT001
+    """Show what would run where, and with which command."""
+    made, _ = context.plan()
+    if as_json:
+        click.echo(made.model_dump_json(indent=2))
+        return
+    out.print(describe_plan(made))
+    if commands:
+        for service in made.services:
+            click.echo(f"\n{command_text(service)}")
+
+
+@cli.command()
+@click.option("--root", "target", type=click.Path(path_type=Path), required=True, help="Write below this directory; / installs.")
+@click.option("--python", help="Interpreter of the locked environment on the target machine.")
+@click.pass_obj
+def render(context: Context, target: Path, python: str | None) -> None:
+    """Write the files of the plan: node file, units, scrape configuration."""
+    made, _ = context.plan(python)
+    changed = write_files(made, target)
+    for path in changed:
+        click.echo(f"wrote {path}")
+    click.echo(f"{len(changed)} of {len(made.files)} files changed")
+
+
+@cli.command()
+@click.option("--root", "target", type=click.Path(path_type=Path), default=Path("/"), show_default=True, help="Compare with what lies below.")
+@click.option("--python", help="Interpreter of the locked environment on the target machine.")
+@click.pass_obj
+def diff(context: Context, target: Path, python: str | None) -> None:
+    """Compare the plan with what is installed; exit 1 when they differ."""
+    made, _ = context.plan(python)
+    text = diff_files(made, target)
+    click.echo(text, nl=False)
+    sys.exit(EXIT_CHECK_FAILED if text else EXIT_OK)
+
+
+@cli.command()
+@click.argument("role")
+@click.pass_obj
+def run(context: Context, role: str) -> None:
+    """Run one service of the plan (prefill, decode, router) in the foreground, as systemd does."""
+    from dsv41_serving.run.prepare import prepare_start  # noqa: PLC0415
+    from dsv41_serving.run.service import run_service  # noqa: PLC0415
+
+    made, found = context.plan()
+    try:
+        service = made.service(role)
+    except KeyError:
+        names = ", ".join(service.name for service in made.services)
+        raise InputError(f"this plan has no service '{role}'", where=f"shape {made.shape}", remedy=f"use one of: {names}") from None
+    prepare_start(made, found, (service,), _say)
+    run_service(made, service, say=_say, read_gpus=lambda: context.facts().gpus)
+
+
+@cli.command()
+@click.option("--detach", is_flag=True, help="Return when the gate has passed and leave the stack running.")
+@click.pass_obj
+def up(context: Context, detach: bool) -> None:  # noqa: FBT001
+    """Run the whole plan on this machine; Ctrl-C drains and stops it."""
+    from dsv41_serving.run.prepare import prepare_start  # noqa: PLC0415
+    from dsv41_serving.run.up import hold_stack, launch_stack  # noqa: PLC0415
+
+    made, found = context.plan()
+    prepare_start(made, found, made.services, _say)
+    if detach:
+        launch_stack(made, out, [sys.executable, "-m", "dsv41_serving", *context.arguments(), "up"])
+    else:
+        hold_stack(made, out)
+
+
+@cli.command()
+@click.pass_obj
+def down(context: Context) -> None:
+    """Stop what `dsv41 up` runs, and what an earlier one left behind."""
+    from dsv41_serving.run.up import stop_stack  # noqa: PLC0415
+
+    made, _ = context.plan()
+    click.echo(stop_stack(made, out))
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def status(context: Context, as_json: bool) -> None:  # noqa: FBT001
+    """Show what runs; exit 1 unless everything is ready."""
+    from dsv41_serving.run.status import as_rows, as_table, read_status  # noqa: PLC0415
+
+    rows = asyncio.run(read_status(context.load().spec.node.state_dir))
+    if as_json:
+        _print_json(as_rows(rows))
+    elif rows:
+        out.print(as_table(rows))
+        for row in rows:
+            if row.problem:
+                out.print(f"{row.service}: {row.problem}", markup=False, highlight=False)
+    else:
+        click.echo("nothing is running")
+    sys.exit(EXIT_OK if rows and all(row.state == "ready" for row in rows) else EXIT_CHECK_FAILED)
+
+
+@cli.command()
+@click.argument("role", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def gate(context: Context, role: str | None, as_json: bool) -> None:  # noqa: FBT001
+    """Run the gate of ROLE, or of everything, against what runs now; exit 1 when a check fails."""
+    from dsv41_serving.run.gate import check_running  # noqa: PLC0415
+    from dsv41_serving.check.result import all_passed, as_rows, as_table  # noqa: PLC0415
+
+    made, found = context.plan()
+    findings = asyncio.run(check_running(made, role, found.gpus))
+    if as_json:
+        _print_json(as_rows(findings))
+    else:
+        out.print(as_table(findings))
+    sys.exit(EXIT_OK if all_passed(findings) else EXIT_CHECK_FAILED)
+
+
+def main() -> NoReturn:
+    """Run the command line; every expected error is one line on stderr and a documented exit code."""
+    try:
+        cli(standalone_mode=False)
+    except Dsv41Error as error:
+        for line in str(error).splitlines():
+            err.print(f"dsv41: {line}", markup=False, highlight=False)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        err.print("dsv41: interrupted", markup=False)
+        sys.exit(EXIT_INTERRUPTED)
+    sys.exit(EXIT_OK)
+
+
+def _say(line: str) -> None:
+    err.print(line, markup=False, highlight=False)
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))

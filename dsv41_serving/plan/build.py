@@ -1,0 +1,85 @@
+"""Make the plan: spec and facts in, everything that follows from them out. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dsv41_serving.errors import InputError
+from dsv41_serving.plan.engine import plan_engine
+from dsv41_serving.plan.files import render_files
+from dsv41_serving.plan.memory import budget_memory
+from dsv41_serving.plan.model import Plan, ServedModel
+from dsv41_serving.plan.placement import place_engines
+from dsv41_serving.plan.ports import check_distinct
+from dsv41_serving.plan.router import plan_router
+
+if TYPE_CHECKING:
+    from dsv41_serving.facts.model import Facts
+    from dsv41_serving.spec.load import LoadedSpec
+
+
+@dataclass(frozen=True)
+class Installation:
+    """Where this project is installed on the target machine.
+
+    `python` is the interpreter of the locked environment, `node_file` where the merged node file lies under systemd.
+    """
+
+    python: str
+    node_file: str = "/etc/dsv41/node.toml"
+
+
+def make_plan(loaded: LoadedSpec, facts: Facts, installation: Installation) -> Plan:
+    """Return the plan of one node.
+
+    Raises InputError, with the remedy, when spec and machine do not fit: GPUs, ports inside the plan, refused flags.
+    Whether memory suffices and ports are free at this moment is asked by `check.start`, right before something starts.
+    """
+    try:
+        return _make_plan(loaded, facts, installation)
+    except InputError as error:
+        raise _name_file(error, loaded) from None
+
+
+def _make_plan(loaded: LoadedSpec, facts: Facts, installation: Installation) -> Plan:
+    spec = loaded.spec
+    placements = place_engines(spec, facts)
+    model = ServedModel(
+        manifest=spec.model.name,
+        checkpoint=spec.model.path,
+        path=f"{spec.node.state_dir}/served/{spec.model.name}",
+        generation_config={
+            "do_sample": True,
+            "temperature": spec.contract.temperature,
+            "top_p": spec.contract.top_p,
+        },
+    )
+    engines = tuple(
+        plan_engine(spec, name, placement, python=installation.python, model_path=model.path)
+        for name, placement in placements.items()
+    )
+    services = (*engines, plan_router(spec, engines, python=installation.python))
+    check_distinct(services)
+    plan = Plan(
+        node=spec.node.name,
+        profile=spec.profile,
+        shape=spec.shape,
+        state_dir=spec.node.state_dir,
+        cache_dir=spec.node.cache_dir,
+        served_model_name=spec.contract.served_model_name,
+        model=model,
+        services=services,
+        memory=budget_memory(spec, facts, placements),
+        files=(),
+    )
+    return plan.model_copy(update={"files": render_files(loaded, plan, installation)})
+
+
+def _name_file(error: InputError, loaded: LoadedSpec) -> InputError:
+    """Put the file that set the key in front of an error that names the key alone."""
+    key = error.where.removeprefix("key ")
+    if key == error.where:
+        return error
+    origin = next((o for k, o in loaded.origins.items() if k == key or k.startswith(f"{key}.")), "default")
+    return InputError(error.problem, where=f"{origin}, key {key}", remedy=error.remedy)

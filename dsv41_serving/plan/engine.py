@@ -1,0 +1,133 @@
+"""Command and environment of one SGLang server. Pure; the only place that knows SGLang's flags."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from dsv41_serving.errors import InputError
+from dsv41_serving.plan.flags import check_args, flag_args
+from dsv41_serving.plan.model import Placement, Service
+
+if TYPE_CHECKING:
+    from dsv41_serving.spec.model import EngineRole, FlagValue, NodeSpec
+
+# SGLang's own default would be a random free port, which two engines starting together can both be given.
+RENDEZVOUS_PORT_OFFSET = 1
+
+
+def plan_engine(spec: NodeSpec, name: str, placement: Placement, *, python: str, model_path: str) -> Service:
+    """Return the service of engine `name`, which loads `model_path` with the interpreter `python`.
+
+    Raises InputError for a flag that may not be set by hand, and for a decode engine with no single prefill to pair with.
+    """
+    engine = spec.engines[name]
+    check_args(spec.engine.args, "engine.args")
+    check_args(engine.args, f"engines.{name}.args")
+    ports = {"http": engine.port, "rendezvous": engine.port + RENDEZVOUS_PORT_OFFSET}
+    if engine.bootstrap_port is not None:
+        ports["bootstrap"] = engine.bootstrap_port
+    flags: dict[str, FlagValue] = {
+        "model-path": model_path,
+        **_contract_flags(spec),
+        "host": engine.host,
+        "port": engine.port,
+        "device": spec.engine.device,
+        "dtype": spec.engine.dtype,
+        "tp-size": engine.tp,
+        "context-length": spec.engine.context_length,
+        "page-size": spec.engine.page_size,
+        "max-running-requests": engine.max_running_requests,
+        "nccl-port": ports["rendezvous"],
+        "enable-metrics": True,
+        **_sizing_flags(engine),
+        **_role_flags(spec, name),
+        **spec.engine.args,
+        **engine.args,
+    }
+    return Service(
+        name=name,
+        kind=engine.role,
+        argv=(python, "-m", "sglang.launch_server", *flag_args(flags)),
+        env={**_base_env(spec, placement), **spec.engine.env, **engine.env},
+        placement=placement,
+        host=engine.host,
+        port=engine.port,
+        ports=ports,
+        metrics_url=f"http://{engine.host}:{engine.port}/metrics",
+        after=(),
+        start_timeout_s=spec.engine.start_timeout_s,
+        drain_timeout_s=spec.engine.drain_timeout_s,
+    )
+
+
+def _contract_flags(spec: NodeSpec) -> dict[str, FlagValue]:
+    contract = spec.contract
+    return {
+        "served-model-name": contract.served_model_name,
+        "reasoning-parser": contract.reasoning_parser,
+        "tool-call-parser": contract.tool_call_parser,
+        "default-chat-template-kwargs": json.dumps({"thinking": contract.thinking}),
+        "sampling-defaults": "model",
+        "enable-cache-report": contract.cache_report,
+    }
+
+
+def _sizing_flags(engine: EngineRole) -> dict[str, FlagValue]:
+    flags: dict[str, FlagValue] = {}
+    if engine.ep > 1:
+        flags["ep-size"] = engine.ep
+    if engine.memory_fraction is not None:
+        flags["mem-fraction-static"] = engine.memory_fraction
+    if engine.max_total_tokens is not None:
+        flags["max-total-tokens"] = engine.max_total_tokens
+    if engine.chunked_prefill_size is not None:
+        flags["chunked-prefill-size"] = engine.chunked_prefill_size
+    if engine.graph_batch_sizes:
+        flags["cuda-graph-bs-decode"] = engine.graph_batch_sizes
+    return flags
+
+
+def _role_flags(spec: NodeSpec, name: str) -> dict[str, FlagValue]:
+    engine = spec.engines[name]
+    if engine.role == "aggregated":
+        return {}
+    return {
+        "disaggregation-mode": engine.role,
+        "disaggregation-transfer-backend": spec.engine.transfer_backend,
+        # On decode SGLang reads the same flag as the port of its prefill.
+        "disaggregation-bootstrap-port": _bootstrap_port(spec, name),
+    }
+
+
+def _bootstrap_port(spec: NodeSpec, name: str) -> int:
+    ports = {e.bootstrap_port for e in spec.active_engines().values() if e.bootstrap_port is not None}
+    own = spec.engines[name].bootstrap_port
+    if own is not None:
+        return own
+    if len(ports) != 1:
+        raise InputError(
+            f"decode needs one bootstrap port, the prefill engines have {sorted(ports)}",
+            where=f"key engines.{name}",
+            remedy="give all prefill engines of one node the same address, or run one prefill engine",
+        )
+    return ports.pop()
+
+
+def _base_env(spec: NodeSpec, placement: Placement) -> dict[str, str]:
+    env = {
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+        # Off, /health answers without a forward pass; the supervisor asks /health_generate when it wants one.
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+        "SGLANG_DEFAULT_THINKING": "true" if spec.contract.thinking else "false",
+    }
+    if spec.contract.reasoning_effort:
+        env["SGLANG_DSV41_REASONING_EFFORT"] = spec.contract.reasoning_effort
+    if spec.engine.device == "cpu":
+        env["SGLANG_PLATFORM"] = "dsv41_embedded"
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    else:
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in placement.gpus)
+    return env

@@ -1,0 +1,119 @@
+"""The files that describe a plan on its node: node file, systemd units, Prometheus targets. Pure text."""
+
+from __future__ import annotations
+
+import json
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from dsv41_serving.plan.model import RenderedFile
+from dsv41_serving.resources import data_dir
+from dsv41_serving.spec.load import leaves
+
+if TYPE_CHECKING:
+    from dsv41_serving.plan.build import Installation
+    from dsv41_serving.plan.model import Plan, Service
+    from dsv41_serving.spec.load import LoadedSpec
+
+UNIT_DIR = "/etc/systemd/system"
+
+
+def render_files(loaded: LoadedSpec, plan: Plan, installation: Installation) -> tuple[RenderedFile, ...]:
+    """Return every file of the installation, sorted by path."""
+    files = [
+        RenderedFile(path=installation.node_file, text=node_file_text(loaded)),
+        RenderedFile(path=f"{UNIT_DIR}/dsv41.target", text=_fill("dsv41.target", services=_units(plan.services))),
+        RenderedFile(path="/etc/dsv41/prometheus/scrape.yml", text=_scrape_config(loaded, plan)),
+        *(_unit(loaded, plan, service, installation) for service in plan.services),
+    ]
+    return tuple(sorted(files, key=lambda file: file.path))
+
+
+def node_file_text(loaded: LoadedSpec) -> str:
+    """Return the merged description as one complete node file; each value is followed by its origin."""
+    lines = [f"# The merged description of node '{loaded.spec.node.name}'; every value with its origin.", ""]
+    by_table: dict[str, list[tuple[str, Any]]] = {}
+    for dotted, value in leaves(loaded.spec.model_dump()):
+        if value is None or value == {} or dotted.startswith("provenance."):
+            continue
+        table, _, key = dotted.rpartition(".")
+        by_table.setdefault(table, []).append((key, value))
+    for table in sorted(by_table, key=lambda name: (name != "", name)):
+        if table:
+            lines += ["", f"[{table}]"]
+        for key, value in by_table[table]:
+            dotted = f"{table}.{key}" if table else key
+            lines.append(f"{key} = {toml_value(value)}  # {loaded.origins.get(dotted, 'default')}")
+    return "\n".join(lines) + "\n"
+
+
+def toml_value(value: Any) -> str:
+    """Write one scalar or list as TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return repr(value)
+
+
+def _units(services: tuple[Service, ...] | tuple[str, ...]) -> str:
+    return " ".join(f"dsv41-{service if isinstance(service, str) else service.name}.service" for service in services)
+
+
+def _unit(loaded: LoadedSpec, plan: Plan, service: Service, installation: Installation) -> RenderedFile:
+    """Fill the template of an engine or of the router; `systemd/` explains each directive."""
+    stop_after = plan.stop_order[: plan.stop_order.index(service.name)]
+    # systemd stops in the reverse of After=, so whatever must stop earlier is ordered after this unit.
+    before = [name for name in stop_after if name not in service.after]
+    place = service.placement
+    numa = (
+        f"NUMAPolicy=bind\nNUMAMask={place.numa_node}\nCPUAffinity=numa"
+        if place.numa_node is not None
+        else "# No NUMA binding: this engine has no single node of its own."
+    )
+    template = "router.service" if service.kind == "router" else "engine.service"
+    text = _fill(
+        template,
+        name=service.name,
+        kind=service.kind,
+        node=plan.node,
+        user=loaded.spec.node.user,
+        python=installation.python,
+        node_file=installation.node_file,
+        state_dir=plan.state_dir,
+        cache_dir=plan.cache_dir,
+        numa=numa,
+        before=_units(tuple(before)),
+        requires=_units(service.after),
+        start_timeout=f"{service.start_timeout_s:.0f}",
+        stop_timeout=f"{service.drain_timeout_s + 30:.0f}",
+    )
+    return RenderedFile(path=f"{UNIT_DIR}/dsv41-{service.name}.service", text=text)
+
+
+def _fill(template: str, **values: str) -> str:
+    text = (data_dir("systemd") / f"{template}.in").read_text(encoding="utf-8")
+    filled = Template(text).substitute(values)
+    # A directive with nothing to say is left out rather than written empty.
+    return "\n".join(line for line in filled.split("\n") if line not in {"Requires=", "After=", "Before="})
+
+
+def _scrape_config(loaded: LoadedSpec, plan: Plan) -> str:
+    """Return the scrape jobs of this node as a Prometheus `scrape_config_files` document (YAML is a superset of JSON)."""
+    jobs = [
+        {
+            "job_name": f"dsv41-{'engine' if service.is_engine else 'router'}-{service.name}",
+            "scrape_interval": f"{loaded.spec.monitoring.scrape_interval_s}s",
+            "metrics_path": "/metrics",
+            "static_configs": [
+                {
+                    "targets": [service.metrics_url.removeprefix("http://").removesuffix("/metrics")],
+                    "labels": {"node": plan.node, "service": service.name, "role": service.kind},
+                }
+            ],
+        }
+        for service in plan.services
+    ]
+    return json.dumps({"scrape_configs": jobs}, indent=2) + "\n"

@@ -1,0 +1,133 @@
+"""The plan: what runs where, with which command and environment, and which files describe it.
+
+Frozen values, nothing else. `plan.build` makes one from spec and facts; everything after it (run, check, render, docs)
+reads it and computes no argument again.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+ServiceKind = Literal["prefill", "decode", "aggregated", "router"]
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Placement(_Value):
+    """Where one engine sits."""
+
+    gpus: tuple[int, ...]
+    """GPU indices in PCI order; empty on CPU."""
+    numa_node: int | None
+    """The one node of all its GPUs; None when it may float or spans several."""
+    cpus: tuple[int, ...]
+    """CPUs its threads may use; empty: all."""
+
+
+class Service(_Value):
+    """One process tree: an engine or the router."""
+
+    name: str
+    kind: ServiceKind
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    """Added to the environment of the supervisor."""
+    placement: Placement
+    host: str
+    port: int
+    """HTTP port of the service."""
+    ports: dict[str, int]
+    """Every port the service binds, by what it is for; `http` is `port`."""
+    metrics_url: str
+    after: tuple[str, ...]
+    """Services whose gate must have passed before this one starts."""
+    start_timeout_s: float
+    drain_timeout_s: float
+
+    @property
+    def url(self) -> str:
+        """Base URL of the service, without a trailing slash."""
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether this is an SGLang server."""
+        return self.kind != "router"
+
+
+class ServedModel(_Value):
+    """The directory the engines load: links into the checkpoint, with the contract's generation defaults in their place.
+
+    The checkpoint itself is never edited.
+    """
+
+    manifest: str
+    checkpoint: str
+    """Directory of the checkpoint; empty for a model that is prepared under `cache_dir` first."""
+    path: str
+    generation_config: dict[str, float | bool]
+    """Keys set in generation_config.json over those of the checkpoint."""
+
+
+class RenderedFile(_Value):
+    """One file of an installation. `path` is absolute on the target machine."""
+
+    path: str
+    text: str
+    mode: int = 0o644
+
+
+class MemoryLine(_Value):
+    """One line of the memory budget, in bytes."""
+
+    what: str
+    needed: int
+    available: int | None
+    """None when the machine does not say."""
+
+
+class Plan(_Value):
+    """Everything that follows from one spec on one machine."""
+
+    node: str
+    profile: str
+    shape: str
+    state_dir: str
+    cache_dir: str
+    served_model_name: str
+    model: ServedModel
+    services: tuple[Service, ...]
+    """In start order: engines first, the router last."""
+    memory: tuple[MemoryLine, ...]
+    files: tuple[RenderedFile, ...]
+
+    def service(self, name: str) -> Service:
+        """Return the service called `name`. Raises KeyError."""
+        for service in self.services:
+            if service.name == name:
+                return service
+        raise KeyError(name)
+
+    @property
+    def engines(self) -> tuple[Service, ...]:
+        """The SGLang servers, in start order."""
+        return tuple(service for service in self.services if service.is_engine)
+
+    @property
+    def router(self) -> Service:
+        """The service that clients call."""
+        return self.service("router")
+
+    @property
+    def stop_order(self) -> tuple[str, ...]:
+        """Names in the order that is safe for KV memory.
+
+        The router first, then whoever writes into others' memory (prefill), then the owners of that memory (decode):
+        with NIXL, SGLang's prefill writes into decode's pages.
+        """
+        rank = {"router": 0, "prefill": 1, "aggregated": 1, "decode": 2}
+        return tuple(service.name for service in sorted(self.services, key=lambda s: rank[s.kind]))

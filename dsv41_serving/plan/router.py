@@ -1,0 +1,64 @@
+"""Command of the router. Pure; the only place that knows sglang-router's flags."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dsv41_serving.plan.flags import flag_args
+from dsv41_serving.plan.model import Placement, Service
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsv41_serving.spec.model import FlagValue, NodeSpec
+
+
+def plan_router(spec: NodeSpec, engines: Sequence[Service], *, python: str) -> Service:
+    """Return the router service in front of `engines`."""
+    router = spec.router
+    flags: dict[str, FlagValue] = {
+        "host": router.host,
+        "port": router.port,
+        "policy": router.policy,
+        "prometheus-host": "127.0.0.1",
+        "prometheus-port": router.metrics_port,
+        "request-timeout-secs": router.request_timeout_s,
+        "shutdown-grace-period-secs": int(router.drain_timeout_s),
+        "max-concurrent-requests": router.max_concurrent_requests,
+        "queue-timeout-secs": router.queue_timeout_s,
+        "retry-max-retries": router.retries,
+        "cb-failure-threshold": router.breaker_failures,
+        "cb-timeout-duration-secs": router.breaker_open_s,
+        "health-check-interval-secs": router.health_interval_s,
+        "health-check-timeout-secs": router.health_timeout_s,
+        "health-failure-threshold": router.health_failures,
+        **({"disable-retries": True} if router.retries == 0 else {}),
+        **router.args,
+    }
+    return Service(
+        name="router",
+        kind="router",
+        argv=(python, "-m", "sglang_router.launch_router", *_worker_args(engines), *flag_args(flags)),
+        env={"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"},
+        placement=Placement(gpus=(), numa_node=None, cpus=()),
+        host=router.host,
+        port=router.port,
+        ports={"http": router.port, "metrics": router.metrics_port},
+        metrics_url=f"http://127.0.0.1:{router.metrics_port}/metrics",
+        after=tuple(engine.name for engine in engines),
+        start_timeout_s=60.0,
+        drain_timeout_s=router.drain_timeout_s,
+    )
+
+
+def _worker_args(engines: Sequence[Service]) -> list[str]:
+    prefill = [engine for engine in engines if engine.kind == "prefill"]
+    decode = [engine for engine in engines if engine.kind == "decode"]
+    if not prefill:
+        return ["--worker-urls", *(engine.url for engine in engines)]
+    args = ["--pd-disaggregation"]
+    for engine in prefill:
+        args += ["--prefill", engine.url, str(engine.ports["bootstrap"])]
+    for engine in decode:
+        args += ["--decode", engine.url]
+    return args

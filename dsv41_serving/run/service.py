@@ -1,0 +1,158 @@
+"""`dsv41 run ROLE`: one service in the foreground, as systemd runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import httpx
+
+from dsv41_serving.errors import GateError
+from dsv41_serving.run.notify import Notifier
+from dsv41_serving.run.prepare import hold_lock
+from dsv41_serving.run.progress import sentence
+from dsv41_serving.run.record import Records, ServiceRecord
+from dsv41_serving.run.supervise import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import BinaryIO
+
+    from dsv41_serving.facts.model import Gpu
+    from dsv41_serving.plan.model import Plan, Service
+
+_WORKER_POLL_S = 0.5
+_EXTEND_EVERY_S = 5.0
+
+
+def run_service(
+    plan: Plan,
+    service: Service,
+    *,
+    output: BinaryIO | None = None,
+    say: Callable[[str], None],
+    read_gpus: Callable[[], Sequence[Gpu]] = tuple,
+) -> None:
+    """Run `service` until SIGTERM or SIGINT, then drain and stop it.
+
+    The service's own output goes to stdout untouched; progress goes to `say`, one line per change, and to systemd when
+    it listens. Raises GateError when the service does not pass its gate or ends by itself.
+    """
+    with hold_lock(plan, service.name):
+        asyncio.run(_run(plan, service, output or sys.stdout.buffer, say, read_gpus))
+
+
+async def _run(
+    plan: Plan,
+    service: Service,
+    output: BinaryIO,
+    say: Callable[[str], None],
+    read_gpus: Callable[[], Sequence[Gpu]],
+) -> None:
+    notifier = Notifier()
+    records = Records(plan.state_dir)
+    shown = ""
+
+    def publish(record: ServiceRecord) -> None:
+        nonlocal shown
+        records.write_service(record)
+        line = sentence(record)
+        if line != shown:
+            shown = line
+            notifier.status(line)
+            say(f"{record.name}: {line}")
+
+    # Under systemd the unit owns CPUs and memory policy; only one of the two may set them.
+    supervisor = Supervisor(plan, service, output=output, on_change=publish, pin=not notifier.enabled, read_gpus=read_gpus)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+
+    publish(supervisor.record)
+    extending = asyncio.create_task(_extend_while_progressing(notifier, supervisor, service))
+    starting = asyncio.create_task(_start(plan, service, supervisor))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            extending.cancel()
+            notifier.ready(f"ready on port {service.port}")
+            await _watch(service, supervisor, notifier, stopping)
+    finally:
+        for task in (extending, starting, stopping):
+            task.cancel()
+        await asyncio.wait({extending, starting, stopping})
+        notifier.stopping("draining")
+        await supervisor.stop()
+
+
+async def _start(plan: Plan, service: Service, supervisor: Supervisor) -> None:
+    await _wait_for_workers(plan, service)
+    await supervisor.start()
+
+
+async def _wait_for_workers(plan: Plan, service: Service) -> None:
+    """Hold the router back until its engines answer: a worker it cannot register at start is lost for good.
+
+    Raises GateError after the engines' own start limit.
+    """
+    deadline = time.monotonic() + max((plan.service(name).start_timeout_s for name in service.after), default=0.0)
+    missing = list(service.after)
+    async with httpx.AsyncClient(timeout=5.0) as client:
+        while missing:
+            for name in list(missing):
+                if await _answers(client, plan.service(name).url):
+                    missing.remove(name)
+            if missing and time.monotonic() > deadline:
+                raise GateError(
+                    f"{' and '.join(missing)} did not come up", where=service.name, remedy="start the engines first"
+                )
+            if missing:
+                await asyncio.sleep(_WORKER_POLL_S)
+
+
+async def _answers(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(f"{url}/health_generate")).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+async def _extend_while_progressing(notifier: Notifier, supervisor: Supervisor, service: Service) -> None:
+    """Move systemd's start limit along with the last sign of progress; without progress it runs out by itself."""
+    seen = 0.0
+    while True:
+        if supervisor.progress_at > seen or supervisor.record.state == "waiting":
+            seen = supervisor.progress_at
+            notifier.extend_start(service.start_timeout_s)
+        await asyncio.sleep(_EXTEND_EVERY_S)
+
+
+async def _watch(service: Service, supervisor: Supervisor, notifier: Notifier, stopping: asyncio.Task[object]) -> None:
+    """Feed the watchdog while the service answers, until a stop is requested. Raises GateError when the service ends."""
+    ended = asyncio.create_task(supervisor.wait())
+    period = notifier.watchdog_s / 2 if notifier.watchdog_s else None
+    try:
+        async with httpx.AsyncClient(timeout=period or 5.0) as client:
+            while not stopping.done():
+                await asyncio.wait({ended, stopping}, timeout=period, return_when=asyncio.FIRST_COMPLETED)
+                if ended.done():
+                    problem = f"ended with status {ended.result()}"
+                    supervisor.note_failure(problem)
+                    raise GateError(problem, where=service.name, remedy="read its log")
+                if period is not None and await _is_alive(client, service):
+                    notifier.alive()
+    finally:
+        ended.cancel()
+
+
+async def _is_alive(client: httpx.AsyncClient, service: Service) -> bool:
+    try:
+        return (await client.get(f"{service.url}/health")).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False

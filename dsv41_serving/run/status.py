@@ -1,0 +1,126 @@
+"""What runs now: the records, checked against the processes, with a few live numbers of each service."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from rich.table import Table
+
+from dsv41_serving.check.metrics import KV_CAPACITY, KV_USED, QUEUED, RUNNING, MetricsPage, scrape
+from dsv41_serving.run.record import Records, ServiceRecord, seconds_since
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True)
+class ServiceStatus:
+    """One row of `dsv41 status`. None where the service does not say."""
+
+    service: str
+    state: str
+    phase: str
+    pid: int | None
+    port: int
+    model: str
+    uptime_s: float | None
+    running: int | None
+    queued: int | None
+    kv_used_tokens: int | None
+    kv_capacity_tokens: int | None
+    restarts: int
+    problem: str
+
+
+async def read_status(state_dir: str) -> list[ServiceStatus]:
+    """Return the status of every service recorded under `state_dir`, in the order they start."""
+    records = sorted(Records(state_dir).read_services(), key=lambda r: (r.kind == "router", r.kind != "prefill", r.name))
+    async with httpx.AsyncClient(timeout=3.0) as client:
+        pages = await asyncio.gather(*(_scrape(client, record) for record in records))
+    return [_row(record, page) for record, page in zip(records, pages, strict=True)]
+
+
+def as_rows(statuses: Sequence[ServiceStatus]) -> list[dict[str, Any]]:
+    """Return the rows for JSON."""
+    return [asdict(status) for status in statuses]
+
+
+def as_table(statuses: Sequence[ServiceStatus]) -> Table:
+    """Return the rows as a table."""
+    table = Table(show_edge=False, pad_edge=False)
+    for column in ("service", "state", "pid", "port", "model", "uptime", "running", "queued", "KV used", "restarts"):
+        table.add_column(column, justify="left" if column in {"service", "state", "model"} else "right")
+    for status in statuses:
+        style = {"ready": "green", "dead": "red", "failed": "red"}.get(status.state, "yellow")
+        state = status.state if status.phase == status.state or status.state in {"dead"} else f"{status.state}: {status.phase}"
+        table.add_row(
+            status.service,
+            f"[{style}]{state}[/{style}]",
+            _number(status.pid),
+            str(status.port),
+            status.model,
+            "-" if status.uptime_s is None else duration(status.uptime_s),
+            _number(status.running),
+            _number(status.queued),
+            _share(status.kv_used_tokens, status.kv_capacity_tokens),
+            str(status.restarts),
+        )
+    return table
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as people say them: 42 s, 3 min 05 s, 2 h 10 min, 3 d 4 h."""
+    whole = int(seconds)
+    days, hours, minutes, rest = whole // 86400, whole // 3600 % 24, whole // 60 % 60, whole % 60
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def _row(record: ServiceRecord, page: MetricsPage | None) -> ServiceStatus:
+    gone = record.state in {"starting", "ready", "draining"} and not record.alive
+    serving = page is not None and record.kind != "router"
+    return ServiceStatus(
+        service=record.name,
+        state="dead" if gone else record.state,
+        phase=record.phase,
+        pid=record.pid if record.alive else None,
+        port=record.port,
+        model=record.model,
+        uptime_s=seconds_since(record.ready_at) if record.ready_at is not None and record.alive else None,
+        running=_count(page, RUNNING) if serving else None,
+        queued=_count(page, QUEUED) if serving else None,
+        kv_used_tokens=_count(page, KV_USED) if serving else None,
+        kv_capacity_tokens=_count(page, KV_CAPACITY) if serving else None,
+        restarts=record.restarts,
+        problem=record.problem or ("the process is gone" if gone else ""),
+    )
+
+
+async def _scrape(client: httpx.AsyncClient, record: ServiceRecord) -> MetricsPage | None:
+    if not record.alive:
+        return None
+    try:
+        return await scrape(client, record.metrics_url)
+    except (httpx.HTTPError, ValueError):
+        return None
+
+
+def _count(page: MetricsPage | None, name: str) -> int | None:
+    value = page.get(name) if page else None
+    return None if value is None else round(value)
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _share(used: int | None, capacity: int | None) -> str:
+    if used is None or not capacity:
+        return "-"
+    return f"{used} of {capacity} ({used / capacity:.0%})"

@@ -1,0 +1,288 @@
+"""Run one service in the foreground: start it, follow its start, open the gate, watch it, drain it, stop it.
+
+One supervisor owns one process tree. `dsv41 run ROLE` is one supervisor that talks to systemd; `dsv41 up` holds one for each
+service of the plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, BinaryIO
+
+from dsv41_serving.check.gate import check_engine, check_router
+from dsv41_serving.check.result import Finding, all_passed
+from dsv41_serving.errors import GateError
+from dsv41_serving.facts import read_process
+from dsv41_serving.run.drain import wait_until_idle
+from dsv41_serving.run.history import StartHistory
+from dsv41_serving.run.phases import GATE, LAUNCHING, READY, PhaseTracker
+from dsv41_serving.run.record import ServiceRecord, ServiceState
+from dsv41_serving.run.session import kill_session, prepare_child, session_members
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dsv41_serving.facts.model import Gpu
+    from dsv41_serving.plan.model import Plan, Service
+
+GATE_RETRY_S = 1.0
+TAIL_LINES = 40
+_READ_CHUNK = 1 << 16
+_READ_PROGRESS_BYTES = 1 << 26
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Supervisor:
+    """The life of one service. `on_change` is called with every new record."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        service: Service,
+        *,
+        output: BinaryIO,
+        on_change: Callable[[ServiceRecord], None],
+        pin: bool = True,
+        read_gpus: Callable[[], Sequence[Gpu]] = tuple,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        """Supervise `service` of `plan`; what it prints goes to `output` byte by byte."""
+        self.service = service
+        self._plan = plan
+        self._output = output
+        self._on_change = on_change
+        self._pin = pin
+        self._read_gpus = read_gpus
+        self._headers = headers
+        self._history = StartHistory(plan.state_dir, service.name)
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._tracker = PhaseTracker(service.kind)
+        self._durations: dict[str, float] = {}
+        self._progress_at = 0.0
+        self._read_bytes = 0
+        now = time.time()
+        self.record = ServiceRecord(
+            name=service.name,
+            kind=service.kind,
+            state="waiting",
+            phase="waiting",
+            detail=f"for {' and '.join(service.after)}" if service.after else "",
+            supervisor_pid=os.getpid(),
+            port=service.port,
+            url=service.url,
+            metrics_url=service.metrics_url,
+            model=plan.served_model_name,
+            started_at=now,
+            phase_at=now,
+        )
+
+    async def start(self) -> None:
+        """Start the service and return when its gate has passed.
+
+        Raises GateError when the process ends first, when it makes no progress for `start_timeout_s`, or when the gate
+        keeps failing for that long after the port answers.
+        """
+        service = self.service
+        self._tracker = PhaseTracker(service.kind)
+        self._durations = {}
+        self._tail.clear()
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+        self._process = await asyncio.create_subprocess_exec(
+            *service.argv,
+            env={**environment, **service.env},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=prepare_child(service.placement, pin=self._pin),  # noqa: PLW1509 - only async-signal-safe calls
+        )
+        started = read_process(self._process.pid)
+        now = time.time()
+        self._progress_at = time.monotonic()
+        self._read_bytes = 0
+        self._update(
+            "starting", LAUNCHING, pid=self._process.pid, start_ticks=started.start_ticks if started else None, started_at=now, problem=""
+        )
+        self._reader = asyncio.create_task(self._follow_output(self._process))
+        try:
+            await self._wait_for_gate()
+        except GateError as error:
+            self._update("failed", self.record.phase, problem=str(error))
+            await self.kill()
+            raise
+        self._finish_phase()
+        self._history.add(self._durations)
+        self._update("ready", READY, ready_at=time.time(), expected_s=None)
+
+    async def wait(self) -> int:
+        """Wait until the main process ends; return its exit status (negative: the signal)."""
+        if self._process is None:
+            raise RuntimeError("wait() before start()")
+        status = await self._process.wait()
+        if self._reader is not None:
+            await asyncio.wait({self._reader}, timeout=2.0)
+        return status
+
+    async def stop(self, *, drain: bool = True) -> None:
+        """Drain within the service's bound, then stop, then make sure that nothing of its process tree is left."""
+        process = self._process
+        if process is None:
+            self._update("stopped", "stopped")
+            return
+        if process.returncode is None:
+            if drain and self.service.is_engine and self.record.state == "ready":
+                self._update("draining", "draining")
+                left = await wait_until_idle(self.service, self.service.drain_timeout_s, self._show_drain)
+                if left:
+                    self._update("draining", "draining", detail=f"gave up: {left}")
+            self._update("draining", "stopping")
+            await self._terminate(process)
+        await self.kill()
+        self._update("stopped", "stopped")
+
+    async def kill(self) -> None:
+        """End every process of the service at once."""
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError):
+            if self._process.returncode is None:
+                self._process.kill()
+        await asyncio.to_thread(kill_session, self._process.pid)
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.wait(), 5.0)
+
+    def note_failure(self, problem: str) -> None:
+        """Record that the service has failed, and why."""
+        self._update("failed", "failed", problem=problem)
+
+    def note_restart(self) -> None:
+        """Count one restart and go back to waiting."""
+        self._update("waiting", "waiting to restart", restarts=self.record.restarts + 1, ready_at=None)
+
+    def tail(self) -> str:
+        """Return the last lines the service printed."""
+        return "\n".join(self._tail)
+
+    async def _terminate(self, process: asyncio.subprocess.Process) -> None:
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        # The router ends its running requests within its own bound; an engine has nothing left to do after the drain.
+        patience = self.service.drain_timeout_s + 2.0 if not self.service.is_engine else 10.0
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(process.wait(), patience)
+
+    async def _wait_for_gate(self) -> None:
+        process = self._process
+        if process is None:
+            raise RuntimeError("the service was not started")
+        ended = asyncio.create_task(process.wait())
+        try:
+            while True:
+                if ended.done():
+                    raise GateError(
+                        f"ended with status {ended.result()} while {self.record.phase}; last line: {self._last_line()}",
+                        where=self.service.name,
+                        remedy="read its log",
+                    )
+                findings: list[Finding] = []
+                if self._tracker.phase == "serving HTTP":
+                    if self.record.phase != GATE:
+                        self._enter(GATE)
+                    findings = await self._check()
+                    if all_passed(findings):
+                        return
+                if self._stalled_s() > self.service.start_timeout_s:
+                    failed = next((f.as_line() for f in findings if not f.passed), f"phase {self.record.phase}")
+                    raise GateError(
+                        f"no progress for {self.service.start_timeout_s:.0f} s ({failed})", where=self.service.name, remedy="read its log"
+                    )
+                await asyncio.wait({ended}, timeout=GATE_RETRY_S if findings else 0.1)
+        finally:
+            ended.cancel()
+
+    async def _check(self) -> list[Finding]:
+        pid, ticks = self.record.pid, self.record.start_ticks
+        if pid is None or ticks is None:
+            raise GateError("ended before it could be looked at", where=self.service.name, remedy="read its log")
+        if self.service.is_engine:
+            findings = await check_engine(self._plan, self.service, pid, ticks, await asyncio.to_thread(self._read_gpus))
+        else:
+            findings = await check_router(self._plan, self.service, pid, ticks, self._headers)
+        failed = next((finding.seen for finding in findings if not finding.passed), "")
+        if failed != self.record.detail:
+            self._update(self.record.state, self.record.phase, detail=failed)
+        return findings
+
+    async def _follow_output(self, process: asyncio.subprocess.Process) -> None:
+        """Pass the output through untouched, and read it for phases on the way."""
+        if process.stdout is None:
+            raise RuntimeError("the service was started without a pipe")
+        pending = b""
+        while chunk := await process.stdout.read(_READ_CHUNK):
+            self._output.write(chunk)
+            self._output.flush()
+            *lines, pending = re.split(rb"[\r\n]", pending + chunk)
+            for raw in lines:
+                line = _COLOUR.sub("", raw.decode(errors="replace")).strip()
+                if not line:
+                    continue
+                self._tail.append(line)
+                self._progress_at = time.monotonic()
+                if self.record.state == "starting" and self.record.phase != GATE and self._tracker.feed(line):
+                    self._enter(self._tracker.phase, detail=self._tracker.detail)
+
+    def _stalled_s(self) -> float:
+        """Return the seconds since the start last made progress: a log line, or 64 MiB read by its processes."""
+        total = sum(_bytes_read(pid) for pid in session_members(self.record.pid)) if self.record.pid else 0
+        if total > self._read_bytes + _READ_PROGRESS_BYTES:
+            self._read_bytes = total
+            self._progress_at = time.monotonic()
+        return time.monotonic() - self._progress_at
+
+    @property
+    def progress_at(self) -> float:
+        """Monotonic time of the last sign of progress of the running start."""
+        return self._progress_at
+
+    def _show_drain(self, left: str) -> None:
+        if left != self.record.detail:
+            self._update("draining", "draining", detail=left)
+
+    def _enter(self, phase: str, detail: str = "") -> None:
+        if phase == self.record.phase:
+            self._update("starting", phase, detail=detail)
+            return
+        self._finish_phase()
+        self._update("starting", phase, detail=detail)
+
+    def _finish_phase(self) -> None:
+        if self.record.state == "starting":
+            self._durations[self.record.phase] = time.time() - self.record.phase_at
+
+    def _update(self, state: ServiceState, phase: str, *, detail: str = "", **changes: object) -> None:
+        moved = phase != self.record.phase or state != self.record.state
+        update: dict[str, object] = {"state": state, "phase": phase, "detail": detail, **changes}
+        if moved:
+            update["phase_at"] = time.time()
+            update.setdefault("expected_s", self._history.expected_s(phase) if state == "starting" else None)
+        self.record = self.record.model_copy(update=update)
+        self._on_change(self.record)
+
+    def _last_line(self) -> str:
+        """Return the line most likely to say why: the last one with 'Error', else the last."""
+        errors = [line for line in self._tail if "Error" in line or "error:" in line]
+        return (errors or list(self._tail) or ["it printed nothing"])[-1][:300]
+
+
+def _bytes_read(pid: int) -> int:
+    with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/io", encoding="ascii") as stream:  # noqa: PTH123
+        return int(stream.readline().split()[1])
+    return 0

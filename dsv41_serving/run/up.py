@@ -1,0 +1,158 @@
+"""`dsv41 up`: the whole plan on this machine, held in the foreground or left running behind a detached process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+from dsv41_serving.errors import GateError
+from dsv41_serving.facts import read_process
+from dsv41_serving.run.prepare import hold_lock, log_path
+from dsv41_serving.run.progress import Progress
+from dsv41_serving.run.record import Records, ServiceRecord, StackRecord
+from dsv41_serving.run.session import kill_session, session_members
+from dsv41_serving.run.stack import Stack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import BinaryIO
+
+    from rich.console import Console
+
+    from dsv41_serving.plan.model import Plan
+
+_POLL_S = 0.1
+_TAIL_BYTES = 1000
+
+
+def hold_stack(plan: Plan, console: Console) -> None:
+    """Run `plan` until SIGINT or SIGTERM, showing progress; the first drains, the second stops at once.
+
+    Raises GateError when a start fails or recovery gives up.
+    """
+    with hold_lock(plan, "up"), Progress(console) as progress:
+        asyncio.run(_run_stack(plan, progress.show, lambda record: _announce(plan, console, record)))
+
+
+def launch_stack(plan: Plan, console: Console, command: Sequence[str]) -> None:
+    """Start `command` (a `dsv41 up` of the same plan) as a process of its own and return when its gate has passed.
+
+    Shows the same progress as a foreground start. Interrupted, it takes the start back. Raises GateError.
+    """
+    with hold_lock(plan, "up"):
+        pass  # somebody else's stack is said now, before a process is made
+    records = Records(plan.state_dir)
+    records.clear()
+    log = log_path(plan, "up")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+    try:
+        with Progress(console) as progress:
+            record = _watch(child, records, progress.show)
+    except KeyboardInterrupt:
+        child.send_signal(signal.SIGTERM)
+        child.wait()
+        raise
+    if record is None or record.state != "ready":
+        child.wait()
+        tail = log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
+        problem = record.problem if record and record.problem else (tail[-1] if tail else "it printed nothing")
+        raise GateError(f"the start failed: {problem}", remedy=f"logs are in {log.parent}")
+    _announce(plan, console, record)
+
+
+def stop_stack(plan: Plan, console: Console) -> str:
+    """Stop what `dsv41 up` runs, or what is left of it; return one line that says what was found.
+
+    A living `dsv41 up` is asked to drain and stop. Whatever it left, if it was killed, is ended by the recorded sessions;
+    a process that is not recorded as ours is never touched.
+    """
+    records = Records(plan.state_dir)
+    stack = records.read_stack()
+    if stack is not None and stack.alive:
+        bound = sum(service.drain_timeout_s for service in plan.services) + 60.0
+        os.kill(stack.pid, signal.SIGTERM)
+        with Progress(console) as progress:
+            deadline = time.monotonic() + bound
+            while stack.alive and time.monotonic() < deadline:
+                for service in records.read_services(plan):
+                    progress.show(service)
+                time.sleep(_POLL_S)
+        if stack.alive:
+            os.kill(stack.pid, signal.SIGKILL)
+        message = f"stopped (pid {stack.pid})"
+    else:
+        message = "nothing is running"
+    swept = sum(sweep_service(record) for record in records.read_services())
+    records.clear()
+    return f"{message}; ended {swept} processes an earlier start had left" if swept else message
+
+
+def sweep_service(record: ServiceRecord) -> int:
+    """End what is left of a recorded service; return the number of processes.
+
+    Its session is ours while its leader is the recorded process, or when the leader is gone and every member started
+    later than it did: a session id is not given away while a member lives.
+    """
+    if record.pid is None or record.start_ticks is None:
+        return 0
+    members = session_members(record.pid)
+    leader = read_process(record.pid)
+    if leader is not None and leader.start_ticks != record.start_ticks:
+        return 0
+    return kill_session(record.pid) if members else 0
+
+
+async def _run_stack(
+    plan: Plan, on_change: Callable[[ServiceRecord], None], on_state: Callable[[StackRecord], None]
+) -> None:
+    def open_log(name: str) -> BinaryIO:
+        path = log_path(plan, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab")
+
+    stack = Stack(plan, open_log=open_log, on_change=on_change, on_state=on_state)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stack.request_stop)
+    await stack.run()
+
+
+def _watch(
+    child: subprocess.Popen[bytes], records: Records, show: Callable[[ServiceRecord], None]
+) -> StackRecord | None:
+    """Follow the records of `child` until it is ready, failed, or gone."""
+    while True:
+        gone = child.poll() is not None
+        record = records.read_stack()
+        mine = record if record is not None and record.pid == child.pid else None
+        for service in records.read_services():
+            show(service)
+        if gone or (mine is not None and mine.state in {"ready", "failed"}):
+            return mine
+        time.sleep(_POLL_S)
+
+
+def _announce(plan: Plan, console: Console, record: StackRecord) -> None:
+    if record.state == "ready":
+        console.print(how_to_call(plan), markup=False, highlight=False)
+    elif record.state == "recovering":
+        console.print(f"recovering: {record.problem}", markup=False, highlight=False)
+
+
+def how_to_call(plan: Plan) -> str:
+    """Return what a new user needs to talk to the stack."""
+    url = plan.router.url
+    return (
+        f"\nReady: {plan.served_model_name} at {url}/v1\n\n"
+        f"  curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{{\n"
+        f'    "model": "{plan.served_model_name}",\n'
+        '    "messages": [{"role": "user", "content": "What is the capital of France?"}],\n'
+        "    \"max_tokens\": 200}'\n\n"
+        "  dsv41 status    what runs        dsv41 down    stop it\n"
+    )

@@ -1,0 +1,18 @@
+"""What the operator wrote: the node file, on top of a hardware profile."""
+
+from dsv41_serving.spec.explain import KeyExplanation, explain_key, json_schema
+from dsv41_serving.spec.load import LoadedSpec, SpecErrors, leaves, load_spec, profile_names
+from dsv41_serving.spec.model import EngineRole, NodeSpec
+
+__all__ = [
+    "EngineRole",
+    "KeyExplanation",
+    "LoadedSpec",
+    "NodeSpec",
+    "SpecErrors",
+    "explain_key",
+    "json_schema",
+    "leaves",
+    "load_spec",
+    "profile_names",
+]

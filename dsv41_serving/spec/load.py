@@ -1,0 +1,207 @@
+"""Read a profile and a node file, merge them, and say of every value where it came from."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+
+from dsv41_serving.errors import InputError
+from dsv41_serving.resources import data_dir
+from dsv41_serving.spec.model import NodeSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pydantic_core import ErrorDetails
+
+COMMAND_LINE = "--set"
+DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class LoadedSpec:
+    """A validated spec and the origin of each of its values.
+
+    `origins` maps a dotted leaf key to 'default', the path of a profile or node file, or '--set'.
+    """
+
+    spec: NodeSpec
+    origins: Mapping[str, str]
+
+
+class SpecErrors(InputError):
+    """Every mistake of a node file, one line each."""
+
+    def __init__(self, problems: Sequence[InputError]) -> None:
+        """Hold `problems` in the order they were found."""
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = tuple(problems)
+
+
+def profile_names() -> list[str]:
+    """Return the names of the profiles that ship with this project, sorted."""
+    return sorted(path.stem for path in (data_dir("deploy") / "profiles").glob("*.toml"))
+
+
+def load_spec(
+    node_file: Path | None = None, *, profile: str | None = None, overrides: Sequence[str] = ()
+) -> LoadedSpec:
+    """Merge profile, node file and `overrides` ('a.b=value', TOML values) into one validated spec.
+
+    `profile` names the profile when the node file does not, or when there is no node file. Raises SpecErrors with one line
+    per mistake, each naming file, key, value and remedy.
+    """
+    layers: list[tuple[str, dict[str, Any]]] = []
+    if node_file is not None:
+        layers.append((str(node_file), _read_toml(node_file)))
+    if overrides:
+        layers.append((COMMAND_LINE, _parse_overrides(overrides)))
+    name = profile or next((layer["profile"] for _, layer in reversed(layers) if "profile" in layer), None)
+    if not isinstance(name, str):
+        where = str(node_file) if node_file else "command line"
+        raise InputError(
+            "no profile is named", where=f"{where}, key profile", remedy=f"set it to one of: {', '.join(profile_names())}"
+        )
+    profile_file = data_dir("deploy") / "profiles" / f"{name}.toml"
+    if not profile_file.is_file():
+        origin = next((file for file, layer in reversed(layers) if layer.get("profile") == name), "--profile")
+        raise InputError(
+            f"there is no profile '{name}'", where=f"{origin}, key profile", remedy=_suggest(name, profile_names())
+        )
+    label = f"profile {name}"
+    layers.insert(0, (label, {"profile": name, **_read_toml(profile_file)}))
+
+    merged: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for origin, layer in layers:
+        _merge(merged, layer, origin, origins, ())
+    try:
+        spec = NodeSpec.model_validate(merged)
+    except ValidationError as error:
+        raise SpecErrors([_explain(detail, origins, layers[-1][0]) for detail in error.errors()]) from None
+    for key, _ in leaves(spec.model_dump()):
+        origins.setdefault(key, DEFAULT)
+    return LoadedSpec(spec=_expand_paths(spec), origins=origins)
+
+
+def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of every value in nested tables; an empty table counts as a value."""
+    for key, value in table.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{dotted}.")
+        else:
+            yield dotted, value
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(
+            "no such file", where=str(path), remedy="name another with --node, or use --profile NAME without a file"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read ({error})", where=str(path), remedy="make it readable for this user") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"is not TOML: {error}", where=str(path), remedy="correct that line") from None
+
+
+def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise InputError(f"'{text}' is not KEY=VALUE", where=COMMAND_LINE, remedy="write, for example, router.port=30001")
+        try:
+            parsed = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            parsed = value
+        table = result
+        *parents, last = key.strip().split(".")
+        for parent in parents:
+            table = table.setdefault(parent, {})
+        table[last] = parsed
+    return result
+
+
+def _merge(
+    into: dict[str, Any], layer: Mapping[str, Any], origin: str, origins: dict[str, str], path: tuple[str, ...]
+) -> None:
+    for key, value in layer.items():
+        here = (*path, key)
+        dotted = ".".join(here)
+        if isinstance(value, dict):
+            if not isinstance(into.get(key), dict):
+                into[key] = {}
+            if not value:
+                origins[dotted] = origin
+            _merge(into[key], value, origin, origins, here)
+        else:
+            into[key] = value
+            origins[dotted] = origin
+
+
+def _explain(detail: ErrorDetails, origins: Mapping[str, str], last: str) -> InputError:
+    """Turn one pydantic error into one line: file, key, value, remedy."""
+    path = [str(part) for part in detail["loc"] if not _is_union_tag(part)]
+    key = ".".join(path)
+    origin = next((origins[k] for k in _prefixes(path) if k in origins), None)
+    if origin is None:
+        below = [o for k, o in origins.items() if k.startswith(f"{key}.") or not key]
+        origin = next((o for o in reversed(below) if not o.startswith("profile ")), below[0] if below else last)
+    kind, value = detail["type"], detail["input"]
+    if kind == "extra_forbidden":
+        known = _known_keys(path[:-1])
+        return InputError("unknown key", where=f"{origin}, key {key}", remedy=_suggest(path[-1], known))
+    if kind == "missing":
+        return InputError("is missing", where=f"{origin}, key {key}", remedy="add it; `dsv41 config explain KEY` says what it means")
+    if kind == "value_error":
+        return InputError(str(detail["ctx"]["error"]), where=f"{origin}, key {key}" if key else origin)
+    return InputError(
+        f"value {json.dumps(value, default=str, ensure_ascii=False)} cannot be used",
+        where=f"{origin}, key {key}",
+        remedy=detail["msg"].replace("Input should be", "it should be").lower().replace("tcp", "TCP"),
+    )
+
+
+def _is_union_tag(part: int | str) -> bool:
+    """Pydantic adds the branch of a union to the location; it is no key the operator wrote."""
+    return isinstance(part, str) and (part in {"int", "float", "str", "bool"} or part.startswith(("literal[", "list[")))
+
+
+def _prefixes(path: Sequence[str]) -> Iterator[str]:
+    for length in range(len(path), 0, -1):
+        yield ".".join(path[:length])
+
+
+def _known_keys(path: Sequence[str]) -> list[str]:
+    """Return the keys the table at `path` may have."""
+    model: Any = NodeSpec
+    for part in path:
+        field = model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
+        annotation = field.annotation if field else model
+        arguments = [a for a in getattr(annotation, "__args__", ()) if isinstance(a, type) and issubclass(a, BaseModel)]
+        model = arguments[0] if arguments else annotation
+    return sorted(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+
+
+def _suggest(wrong: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(wrong, known, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"use one of: {', '.join(known)}"
+
+
+def _expand_paths(spec: NodeSpec) -> NodeSpec:
+    """Resolve '~' once, so that a plan made for a service user does not change meaning in another process."""
+    node = spec.node.model_copy(
+        update={key: os.path.expanduser(getattr(spec.node, key)) for key in ("state_dir", "cache_dir")}  # noqa: PTH111 - text, not a Path
+    )
+    model = spec.model.model_copy(update={"path": os.path.expanduser(spec.model.path)})  # noqa: PTH111
+    return spec.model_copy(update={"node": node, "model": model})

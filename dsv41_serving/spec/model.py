@@ -1,0 +1,237 @@
+"""What an operator may write: the tables of a node file and of a profile, with meaning, type and limits of every key.
+
+A profile (`deploy/profiles/NAME.toml`) and a node file (`node.toml`) have the same shape; the node file wins. Unknown keys
+are errors. This module holds meaning only: reading and merging is `spec.load`, deriving commands is `plan`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Scalar = bool | int | float | str
+FlagValue = Scalar | list[int] | list[str]
+Port = Annotated[int, Field(ge=1024, le=65535)]
+Seconds = Annotated[float, Field(gt=0)]
+Bytes = Annotated[int, Field(ge=0)]
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class Table(BaseModel):
+    """Base of every table: unknown keys are refused, values are never coerced silently, results are immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Node(Table):
+    """The machine and where this project keeps its own files on it."""
+
+    name: str = Field("node", description="Name of this node in units, logs and metrics.", pattern=r"^[a-z0-9][a-z0-9-]*$")
+    user: str = Field("dsv41", description="Unprivileged user that runs every service under systemd.")
+    state_dir: str = Field(
+        "~/.local/state/dsv41", description="Run records, logs, start-up history. Under systemd: /var/lib/dsv41."
+    )
+    cache_dir: str = Field(
+        "~/.cache/dsv41", description="Prepared models and kernel caches; may be deleted while stopped."
+    )
+
+
+class Model(Table):
+    """The checkpoint that is served."""
+
+    name: str = Field(description="A manifest under deploy/models/: what the directory must contain.")
+    path: str = Field(
+        "", description="Directory of the checkpoint. Empty: an embedded model, prepared under node.cache_dir."
+    )
+    revision: str = Field("", description="Pinned revision of the checkpoint, for the record and the manifest check.")
+
+
+class Engine(Table):
+    """What all engines of the node share: the kind of machine and SGLang settings that must not differ by role."""
+
+    device: Literal["cuda", "cpu"] = Field("cuda", description="'cpu' selects the embedded platform plug-in.")
+    compute_capability: str = Field(
+        "", description="GPU architecture the values of this profile are for, such as '9.0'. Empty on CPU."
+    )
+    dtype: str = Field("auto", description="SGLang --dtype.")
+    context_length: int = Field(ge=256, description="Longest prompt plus answer, in tokens.")
+    page_size: int = Field(256, ge=1, description="Tokens per KV page. V4.1 on a GPU needs 256.")
+    transfer_backend: Literal["nixl", "mooncake"] = Field("nixl", description="Who carries the KV hand-off.")
+    start_timeout_s: Seconds = Field(
+        900.0, description="A start without any progress for this long has failed; progress extends it."
+    )
+    drain_timeout_s: Seconds = Field(60.0, description="Longest wait for running requests before an engine is stopped.")
+    args: dict[str, FlagValue] = Field(
+        default_factory=dict, description="Further SGLang flags without '--' for every engine; false leaves a flag out."
+    )
+    env: dict[str, str] = Field(default_factory=dict, description="Environment of every engine.")
+
+
+class EngineRole(Table):
+    """One SGLang server."""
+
+    role: Literal["prefill", "decode", "aggregated"] = Field(description="What the server does.")
+    tp: int = Field(ge=1, le=8, description="Tensor-parallel size: GPUs of this server (processes on CPU).")
+    ep: int = Field(1, ge=1, le=8, description="Expert-parallel size; must divide tp.")
+    gpus: list[int] | Literal["auto"] = Field(
+        "auto", description="GPU indices as the driver counts them; 'auto' takes the GPUs of one NUMA node."
+    )
+    cross_socket: bool = Field(
+        default=False, description="Allow the GPUs of this server to sit on more than one NUMA node."
+    )
+    host: str = Field("127.0.0.1", description="Address the server binds. Engines stay on loopback.")
+    port: Port = Field(description="HTTP port of the server.")
+    bootstrap_port: Port | None = Field(
+        None, description="Prefill only: port where decode servers find it. Decode derives it from its prefill."
+    )
+    memory_fraction: float | None = Field(
+        None, gt=0.05, lt=1.0, description="Share of GPU memory for weights and KV pools (--mem-fraction-static)."
+    )
+    max_total_tokens: int | None = Field(None, ge=256, description="Cap of the KV pool in tokens.")
+    max_running_requests: int = Field(
+        ge=1, description="Running requests; always passed, because the SWA pool is sized from it."
+    )
+    chunked_prefill_size: int | None = Field(None, ge=64, description="Prompt tokens per forward pass.")
+    graph_batch_sizes: list[int] = Field(
+        default_factory=list, description="Decode batch sizes captured as CUDA graphs; empty: SGLang chooses."
+    )
+    args: dict[str, FlagValue] = Field(default_factory=dict, description="Further SGLang flags of this server alone.")
+    env: dict[str, str] = Field(default_factory=dict, description="Environment of this server alone.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> EngineRole:
+        if self.role == "prefill" and self.bootstrap_port is None:
+            raise ValueError("a prefill engine needs bootstrap_port; set it, for example 8998")
+        if self.role != "prefill" and self.bootstrap_port is not None:
+            raise ValueError("only a prefill engine has a bootstrap_port; remove it (decode derives it from its prefill)")
+        if self.tp % self.ep:
+            raise ValueError(f"ep {self.ep} must divide tp {self.tp}")
+        if self.gpus != "auto":
+            twice = sorted({gpu for gpu in self.gpus if self.gpus.count(gpu) > 1})
+            if twice:
+                raise ValueError(f"GPU {twice[0]} is listed twice in gpus {self.gpus}; list every GPU once")
+            if len(self.gpus) != self.tp:
+                raise ValueError(f"gpus {self.gpus} has {len(self.gpus)} entries but tp is {self.tp}; make them equal")
+        if self.host not in LOOPBACK:
+            raise ValueError(f"engines listen on loopback only, not on '{self.host}'; clients use the router")
+        return self
+
+
+class Router(Table):
+    """The OpenAI API of the node."""
+
+    kind: Literal["sglang-router"] = Field("sglang-router", description="Router implementation.")
+    host: str = Field("127.0.0.1", description="Address of the API. Anything but loopback needs api_key_credential.")
+    port: Port = Field(30001, description="Port of the API.")
+    metrics_port: Port = Field(29000, description="Prometheus page of the router, on loopback.")
+    policy: Literal["round_robin", "random", "cache_aware"] = Field(
+        "round_robin", description="Choice among workers. power_of_two is not offered: it polls an endpoint 0.5.23 lacks."
+    )
+    api_key_credential: str = Field("", description="Name of the systemd credential that holds the API key.")
+    request_timeout_s: int = Field(1800, ge=1, description="Longest request.")
+    max_concurrent_requests: int = Field(256, ge=1, description="Requests in flight; more wait in the router's queue.")
+    queue_timeout_s: int = Field(60, ge=1, description="Longest wait in that queue before the client gets 429.")
+    retries: int = Field(0, ge=0, description="Retries of a request; 0 lets a failed hand-off reach the client at once.")
+    breaker_failures: int = Field(10, ge=1, description="Failures in a row before a worker is left out.")
+    breaker_open_s: int = Field(15, ge=1, description="How long it is left out; shorter than clients keep retrying.")
+    health_interval_s: int = Field(30, ge=1, description="Time between health checks of a worker.")
+    health_timeout_s: int = Field(25, ge=1, description="A busy engine answers its health check late, not never.")
+    health_failures: int = Field(3, ge=1, description="Failed checks before a worker counts as down.")
+    drain_timeout_s: Seconds = Field(30.0, description="Longest wait for running requests when the router stops.")
+    args: dict[str, FlagValue] = Field(default_factory=dict, description="Further router flags without '--'.")
+
+    @model_validator(mode="after")
+    def _guarded(self) -> Router:
+        if self.host not in LOOPBACK and not self.api_key_credential:
+            raise ValueError(f"host '{self.host}' is not loopback; set api_key_credential so that callers need a key")
+        return self
+
+
+class Contract(Table):
+    """What a client gets when it sends nothing special. The same on every engine."""
+
+    served_model_name: str = Field("deepseek-v4.1-flash", description="The model id clients send and see.", min_length=1)
+    reasoning_parser: str = Field("deepseek-v41", description="Splits reasoning from the answer.")
+    tool_call_parser: str = Field("deepseekv41", description="Also selects V4.1's own prompt encoder.")
+    thinking: bool = Field(default=True, description="Think by default; a request may say otherwise.")
+    reasoning_effort: str = Field("", description="Default effort tier; empty leaves the encoder's own.")
+    temperature: float = Field(0.6, ge=0, le=2, description="Sampling temperature of a request that names none.")
+    top_p: float = Field(0.95, gt=0, le=1, description="Nucleus of a request that names none.")
+    cache_report: bool = Field(default=True, description="Report cached prompt tokens in usage.")
+
+
+class Monitoring(Table):
+    """What Prometheus scrapes and where."""
+
+    scrape_interval_s: int = Field(5, ge=1, description="Time between scrapes.")
+    retention_days: int = Field(30, ge=1, description="How long Prometheus keeps data.")
+    prometheus_port: Port = Field(9090, description="Prometheus, on loopback.")
+    node_exporter_port: Port = Field(9100, description="node_exporter, on loopback.")
+
+
+class Memory(Table):
+    """Host and GPU memory the plan counts with."""
+
+    host_bytes_per_engine: Bytes = Field(0, description="Host memory of one engine without Engram tables.")
+    engram: Literal["none", "hbm", "host_shared", "host_per_rank"] = Field(
+        "none", description="Where the Engram tables live: GPU shards, one host copy per engine, one per rank."
+    )
+    engram_bytes: Bytes = Field(0, description="Size of one copy of the Engram tables.")
+    weights_bytes_per_gpu: Bytes = Field(0, description="Weights on each GPU of a TP4 engine, tables in HBM included.")
+    shm_bytes: Bytes = Field(0, description="Free space /dev/shm must have.")
+
+
+class Provenance(Table):
+    """Whether anybody has run these values on the hardware they are for, and where they come from."""
+
+    status: Literal["measured", "unmeasured"] = Field(description="'measured' needs a committed result file.")
+    result: str = Field("", description="Result file behind 'measured', relative to the repository.")
+    sources: dict[str, str] = Field(
+        default_factory=dict, description="Key (or table) of this profile -> where the value comes from."
+    )
+
+    @model_validator(mode="after")
+    def _backed(self) -> Provenance:
+        if self.status == "measured" and not self.result:
+            raise ValueError("status 'measured' needs result, the committed file with the measurement")
+        return self
+
+
+class NodeSpec(Table):
+    """The merged description of one node."""
+
+    profile: str = Field(description="Name of the profile that supplies every default.")
+    shape: str = Field(description="Which of `shapes` runs.")
+    node: Node = Field(default_factory=Node, description="The machine.")
+    model: Model = Field(description="The checkpoint.")
+    engine: Engine = Field(description="Settings of every engine.")
+    engines: dict[str, EngineRole] = Field(description="Every server that some shape runs, by name.")
+    shapes: dict[str, list[str]] = Field(description="Name -> servers that run together.")
+    router: Router = Field(default_factory=Router, description="The API.")
+    contract: Contract = Field(default_factory=Contract, description="What clients get.")
+    monitoring: Monitoring = Field(default_factory=Monitoring, description="What is scraped.")
+    memory: Memory = Field(default_factory=Memory, description="Memory the plan counts with.")
+    provenance: Provenance = Field(description="Where the values come from.")
+
+    @model_validator(mode="after")
+    def _shape_is_complete(self) -> NodeSpec:
+        if self.shape not in self.shapes:
+            raise ValueError(f"shape '{self.shape}' is not one of {sorted(self.shapes)}")
+        for shape, names in self.shapes.items():
+            for name in names:
+                if name not in self.engines:
+                    raise ValueError(f"shapes.{shape} names engine '{name}', which is not under [engines]")
+            roles = [self.engines[name].role for name in names]
+            if not roles:
+                raise ValueError(f"shapes.{shape} is empty; name at least one engine")
+            if "aggregated" in roles and set(roles) != {"aggregated"}:
+                raise ValueError(f"shapes.{shape} mixes aggregated engines with prefill or decode")
+            if "aggregated" not in roles and set(roles) != {"prefill", "decode"}:
+                raise ValueError(f"shapes.{shape} needs at least one prefill and one decode engine")
+        return self
+
+    def active_engines(self) -> dict[str, EngineRole]:
+        """Return the engines of the chosen shape, by name, in the order the shape lists them."""
+        return {name: self.engines[name] for name in self.shapes[self.shape]}
