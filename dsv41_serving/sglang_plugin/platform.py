@@ -1,50 +1,73 @@
-import os, sys, threading
+"""The object that SGLang asks about the device: a CPU without SGLang's compiled CPU kernels (those need libcuda)."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
 from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
-def activate():
-    return "dsv41_serving.sglang_plugin.platform:EmbeddedPlatform"
+from dsv41_serving.sglang_plugin import drift
 
-def tasks(label):
-    names=[open(f'/proc/self/task/{t}/comm').read().strip() for t in os.listdir('/proc/self/task')]
-    print("TASKS", label, os.getpid(), len(names), names, [t.name for t in threading.enumerate()], flush=True)
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-def nixl_patch():
-    import nixl._api as A
-    if getattr(A,'_p',None): return
-    A._p=1
-    f = A.nixl_agent.__init__
-    def init(self, *a, **k):
-        f(self, *a, **k)
-        self.nixl_mems["VRAM"] = self.nixl_mems["DRAM"]
-    A.nixl_agent.__init__ = init
-    B=A.nixlBind
-    g=B.nixlAgent
-    def agent(name, cfg):
-        cfg.pthrDelay=int(os.environ.get("PTHR","100000"))
-        print("PTHR", cfg.pthrDelay, flush=True)
-        return g(name,cfg)
-    B.nixlAgent=agent
+PLATFORM = "dsv41_embedded"
 
-class EmbeddedPlatform(CpuDeviceMixin, SRTPlatform):
+logger = logging.getLogger(__name__)
+
+
+def activate() -> str | None:
+    """Return the platform class when it was asked for by name, else None.
+
+    SGLang activates every installed platform when `SGLANG_PLATFORM` is unset; a GPU node must not get this one.
+    Exits with status 2 and one line when the installed SGLang or NIXL is another version than the patches are for.
+    """
+    if os.environ.get("SGLANG_PLATFORM") != PLATFORM:
+        return None
+    with drift.stop_on_drift():
+        drift.check_versions()
+    return f"{__name__}:EmbeddedPlatform"
+
+
+class EmbeddedPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
+    """CPU device operations, torch-native attention, no Triton, no graphs.
+
+    SGLang calls `apply_server_args_defaults` once in the server process before it starts the workers, and
+    `init_backend` in the scheduler process before the model, the KV pool and the NIXL agent exist. The first is
+    where the patches go in, the second where they are proved to be in force.
+    """
+
     _enum = PlatformEnum.OOT
     capabilities = PlatformCapabilities()
-    def get_default_attention_backend(self): return "torch_native"
-    def get_dispatch_key_name(self): return "native"
-    def apply_server_args_defaults(self, server_args):
-        import sglang.srt.entrypoints.engine as E
-        tasks("defaults")
-        if os.environ.get("FORK","1")=="1" and not hasattr(E,'_p'):
-            E._p=1
-            f=E._set_envs_and_config
-            def g(*a,**k):
-                f(*a,**k)
-                import multiprocessing as mp
-                mp.set_start_method("fork",force=True)
-                tasks("forking")
-                os.register_at_fork(before=lambda: tasks("fork"))
-            E._set_envs_and_config=g
-    def init_backend(self):
-        print("INIT_BACKEND", os.getpid(), sys.argv[:3], flush=True)
-        nixl_patch()
+
+    def get_default_attention_backend(self) -> str:
+        """Return the one attention backend that needs no compiled kernels."""
+        return "torch_native"
+
+    def get_dispatch_key_name(self) -> str:
+        """Return the key of the pure PyTorch implementations."""
+        return "native"
+
+    def apply_server_args_defaults(self, server_args: Any) -> None:  # noqa: ARG002 - SGLang's signature
+        """Apply the patches; the arguments themselves come from the plan, none is defaulted here."""
+        with drift.stop_on_drift():
+            drift.apply(_patches())
+
+    def init_backend(self) -> None:
+        """Prove the patches in the scheduler process; a process that was not forked applies them first."""
+        patches = _patches()
+        with drift.stop_on_drift():
+            drift.apply(patches)
+            drift.verify(patches)
+        logger.info("%s: %d patches in force (pid %d)", PLATFORM, len(patches), os.getpid())
+
+
+def _patches() -> Sequence[drift.Patch]:
+    # SGLang imports this module while its own packages are half imported; the table needs them whole.
+    from dsv41_serving.sglang_plugin.patches import PATCHES  # noqa: PLC0415
+
+    return PATCHES

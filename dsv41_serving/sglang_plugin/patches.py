@@ -1,0 +1,88 @@
+"""What the embedded platform changes in SGLang 0.5.23 and NIXL 1.5.1: one row per change."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import nixl._bindings
+import xgrammar
+
+from dsv41_serving.errors import EngineDrift
+from dsv41_serving.sglang_plugin.drift import Patch, stop_on_drift
+
+if TYPE_CHECKING:
+    import torch
+
+PROGRESS_DELAY_US = 100_000
+
+
+def fork_workers(_result: None, server_args: Any) -> None:  # noqa: ARG001 - the target's signature
+    """Make the scheduler and the detokenizer children of this process's memory instead of new interpreters.
+
+    A fork copies the calling thread alone, so it is safe only while there is no other.
+    """
+    threads = sum(1 for _ in Path("/proc/self/task").iterdir())
+    with stop_on_drift():
+        if threads != 1:
+            raise EngineDrift(f"the server has {threads} threads before it starts its workers, a fork needs 1")
+    # Objects that the collector never visits stay in pages that parent and children share.
+    gc.collect()
+    gc.freeze()
+    multiprocessing.set_start_method("fork", force=True)
+
+
+def serve_host_memory(_result: None, agent: Any, *_args: object, **_kwargs: object) -> None:
+    """Let the memory kind that SGLang names for KV (`VRAM`) mean host memory in this NIXL agent."""
+    agent.nixl_mems["VRAM"] = agent.nixl_mems["DRAM"]
+
+
+class PatientAgent(nixl._bindings.nixlAgent):  # type: ignore[misc]  # noqa: SLF001 - NIXL publishes no other name for it
+    """A NIXL agent whose progress thread wakes on UCX events and every 100 ms, not every millisecond."""
+
+    def __init__(self, name: str, config: Any) -> None:
+        config.pthrDelay = PROGRESS_DELAY_US
+        super().__init__(name, config)
+
+
+def mask_on_cpu(logits: torch.Tensor, vocab_mask: torch.Tensor) -> None:
+    """Set the logits [batch, vocabulary] of forbidden tokens to -inf in place; `vocab_mask` has one bit per token."""
+    xgrammar.apply_token_bitmask_inplace(logits, vocab_mask, backend="cpu")
+
+
+PATCHES = (
+    Patch(
+        target="sglang.srt.entrypoints.engine._set_envs_and_config",
+        signature="(server_args)",
+        kind="after",
+        hook=fork_workers,
+        why="spawned workers import torch and SGLang again: 3 x 8 s of CPU time and 0.9 GB for each engine",
+        effect="scheduler and detokenizer are forked from the server process while it has one thread",
+    ),
+    Patch(
+        target="nixl._api.nixl_agent.__init__",
+        signature="(self, agent_name, nixl_conf=None, instantiate_all=False)",
+        kind="after",
+        hook=serve_host_memory,
+        why="SGLang registers KV as VRAM whatever the device is, and UCX finds no GPU behind the address",
+        effect="KV is registered and sent as DRAM",
+    ),
+    Patch(
+        target="nixl._bindings.nixlAgent",
+        signature="(self, arg0, arg1)",
+        kind="replace",
+        hook=PatientAgent,
+        why="NIXL's Python layer sets the progress delay to 0, which polls every millisecond: half a core when idle",
+        effect="the progress thread sleeps until UCX has an event, 100 ms at most",
+    ),
+    Patch(
+        target="sglang.srt.constrained.xgrammar_backend.XGrammarGrammarBackend.apply_vocab_mask",
+        signature="(logits, vocab_mask)",
+        kind="replace",
+        hook=mask_on_cpu,
+        why="the thinking-budget mask raises `Unsupported device: cpu`: it has no CPU branch, unlike the grammar's own",
+        effect="the mask is applied by xgrammar's CPU function",
+    ),
+)
