@@ -38,7 +38,7 @@ def plan_router(spec: NodeSpec, engines: Sequence[Service], *, python: str) -> S
     return Service(
         name="router",
         kind="router",
-        argv=(python, "-m", "sglang_router.launch_router", *_worker_args(engines), *flag_args(flags)),
+        argv=(python, "-m", "dsv41_serving.run.launch_router", *_worker_args(engines), *flag_args(flags)),
         env={"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"},
         placement=Placement(gpus=(), numa_node=None, cpus=()),
         host=router.host,

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from dsv41_serving.run.record import ServiceRecord
 
+WORTH_SAYING_S = 2.0
+
 _STYLE = {"ready": "green", "failed": "red", "draining": "yellow", "waiting": "dim", "stopped": "dim"}
 
 
@@ -77,6 +79,6 @@ def sentence(record: ServiceRecord) -> str:
         text += f" ({record.detail})"
     if record.problem:
         text += f": {record.problem}"
-    if record.state == "starting" and record.expected_s is not None:
+    if record.state == "starting" and record.expected_s is not None and record.expected_s >= WORTH_SAYING_S:
         text += f", usually {record.expected_s:.0f} s"
     return text

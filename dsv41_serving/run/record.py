@@ -48,6 +48,10 @@ class ServiceRecord(_Record):
     ready_at: float | None = None
     restarts: int = 0
     problem: str = ""
+    tmp_dir: str = ""
+    """Directory for its temporary files and sockets, made for this start."""
+    shared_memory: tuple[str, ...] = ()
+    """Names of the POSIX shared-memory segments it holds."""
 
     @property
     def alive(self) -> bool:

@@ -7,13 +7,17 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import httpx
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from dsv41_serving.check.metrics import KV_CAPACITY, KV_USED, QUEUED, RUNNING, MetricsPage, scrape
 from dsv41_serving.run.record import Records, ServiceRecord, seconds_since
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rich.console import RenderableType
 
 
 @dataclass(frozen=True)
@@ -48,27 +52,31 @@ def as_rows(statuses: Sequence[ServiceStatus]) -> list[dict[str, Any]]:
     return [asdict(status) for status in statuses]
 
 
-def as_table(statuses: Sequence[ServiceStatus]) -> Table:
-    """Return the rows as a table."""
+def as_table(statuses: Sequence[ServiceStatus]) -> RenderableType:
+    """Return the rows as a table; the model stands above it, once when all services agree."""
     table = Table(show_edge=False, pad_edge=False)
-    for column in ("service", "state", "pid", "port", "model", "uptime", "running", "queued", "KV used", "restarts"):
-        table.add_column(column, justify="left" if column in {"service", "state", "model"} else "right")
+    for column in ("service", "state", "pid", "port", "uptime", "queue", "KV used"):
+        table.add_column(column, justify="left" if column in {"service", "state"} else "right", no_wrap=column != "state")
     for status in statuses:
         style = {"ready": "green", "dead": "red", "failed": "red"}.get(status.state, "yellow")
-        state = status.state if status.phase == status.state or status.state in {"dead"} else f"{status.state}: {status.phase}"
         table.add_row(
             status.service,
-            f"[{style}]{state}[/{style}]",
+            f"[{style}]{_state(status)}[/{style}]",
             _number(status.pid),
             str(status.port),
-            status.model,
             "-" if status.uptime_s is None else duration(status.uptime_s),
-            _number(status.running),
-            _number(status.queued),
+            "-" if status.running is None else f"{status.running} running, {status.queued or 0} waiting",
             _share(status.kv_used_tokens, status.kv_capacity_tokens),
-            str(status.restarts),
         )
-    return table
+    models = sorted({status.model for status in statuses})
+    return Group(Text(f"model {', '.join(models)}"), table)
+
+
+def _state(status: ServiceStatus) -> str:
+    text = status.state
+    if status.state not in {status.phase, "dead"}:
+        text += f": {status.phase}"
+    return f"{text}, restarted {status.restarts}x" if status.restarts else text
 
 
 def duration(seconds: float) -> str:
@@ -123,4 +131,4 @@ def _number(value: int | None) -> str:
 def _share(used: int | None, capacity: int | None) -> str:
     if used is None or not capacity:
         return "-"
-    return f"{used} of {capacity} ({used / capacity:.0%})"
+    return f"{used / capacity:.1%} of {capacity}"

@@ -10,6 +10,7 @@ import asyncio
 import os
 import re
 import signal
+import tempfile
 import time
 from collections import deque
 from contextlib import suppress
@@ -24,6 +25,7 @@ from dsv41_serving.run.history import StartHistory
 from dsv41_serving.run.phases import GATE, LAUNCHING, READY, PhaseTracker
 from dsv41_serving.run.record import ServiceRecord, ServiceState
 from dsv41_serving.run.session import kill_session, prepare_child, session_members
+from dsv41_serving.run.sweep import remove_files, shared_memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 GATE_RETRY_S = 1.0
 TAIL_LINES = 40
+ENGINE_EXIT_S = 2.0
 _READ_CHUNK = 1 << 16
 _READ_PROGRESS_BYTES = 1 << 26
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -94,10 +97,13 @@ class Supervisor:
         self._tracker = PhaseTracker(service.kind)
         self._durations = {}
         self._tail.clear()
+        remove_files(self.record)
+        tmp_dir = tempfile.mkdtemp(prefix=f"dsv41-{service.name}-")
+        # Thousands of modules are imported by several processes: compiling each anew costs a minute.
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         self._process = await asyncio.create_subprocess_exec(
             *service.argv,
-            env={**environment, **service.env},
+            env={**environment, "TMPDIR": tmp_dir, **service.env},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -109,7 +115,14 @@ class Supervisor:
         self._progress_at = time.monotonic()
         self._read_bytes = 0
         self._update(
-            "starting", LAUNCHING, pid=self._process.pid, start_ticks=started.start_ticks if started else None, started_at=now, problem=""
+            "starting",
+            LAUNCHING,
+            pid=self._process.pid,
+            start_ticks=started.start_ticks if started else None,
+            started_at=now,
+            problem="",
+            tmp_dir=tmp_dir,
+            shared_memory=(),
         )
         self._reader = asyncio.create_task(self._follow_output(self._process))
         try:
@@ -120,6 +133,7 @@ class Supervisor:
             raise
         self._finish_phase()
         self._history.add(self._durations)
+        self._note_shared_memory()
         self._update("ready", READY, ready_at=time.time(), expected_s=None)
 
     async def wait(self) -> int:
@@ -144,6 +158,7 @@ class Supervisor:
                 if left:
                     self._update("draining", "draining", detail=f"gave up: {left}")
             self._update("draining", "stopping")
+            self._note_shared_memory()
             await self._terminate(process)
         await self.kill()
         self._update("stopped", "stopped")
@@ -152,12 +167,14 @@ class Supervisor:
         """End every process of the service at once."""
         if self._process is None:
             return
+        self._note_shared_memory()
         with suppress(ProcessLookupError):
             if self._process.returncode is None:
                 self._process.kill()
         await asyncio.to_thread(kill_session, self._process.pid)
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.wait(), 5.0)
+        remove_files(self.record)
 
     def note_failure(self, problem: str) -> None:
         """Record that the service has failed, and why."""
@@ -174,8 +191,9 @@ class Supervisor:
     async def _terminate(self, process: asyncio.subprocess.Process) -> None:
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
-        # The router ends its running requests within its own bound; an engine has nothing left to do after the drain.
-        patience = self.service.drain_timeout_s + 2.0 if not self.service.is_engine else 10.0
+        # The router ends its running requests within its own bound. An engine has nothing left to do after the drain, and
+        # SGLang looks for its own end only every five seconds.
+        patience = ENGINE_EXIT_S if self.service.is_engine else self.service.drain_timeout_s + 2.0
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(process.wait(), patience)
 
@@ -256,11 +274,18 @@ class Supervisor:
         if left != self.record.detail:
             self._update("draining", "draining", detail=left)
 
+    def _note_shared_memory(self) -> None:
+        """Remember what must be removed should the service be killed; the processes that know it will be gone then."""
+        if self.record.pid is not None:
+            names = shared_memory_of(self.record.pid) | set(self.record.shared_memory)
+            self.record = self.record.model_copy(update={"shared_memory": tuple(sorted(names))})
+
     def _enter(self, phase: str, detail: str = "") -> None:
         if phase == self.record.phase:
             self._update("starting", phase, detail=detail)
             return
         self._finish_phase()
+        self._note_shared_memory()
         self._update("starting", phase, detail=detail)
 
     def _finish_phase(self) -> None:

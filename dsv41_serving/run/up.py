@@ -6,19 +6,20 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dsv41_serving.errors import GateError
-from dsv41_serving.facts import read_process
 from dsv41_serving.run.prepare import hold_lock, log_path
 from dsv41_serving.run.progress import Progress
 from dsv41_serving.run.record import Records, ServiceRecord, StackRecord
-from dsv41_serving.run.session import kill_session, session_members
 from dsv41_serving.run.stack import Stack
+from dsv41_serving.run.sweep import sweep_service
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import BinaryIO
 
     from rich.console import Console
@@ -34,7 +35,7 @@ def hold_stack(plan: Plan, console: Console) -> None:
 
     Raises GateError when a start fails or recovery gives up.
     """
-    with hold_lock(plan, "up"), Progress(console) as progress:
+    with hold_lock(plan, "up"), _guard(plan), Progress(console) as progress:
         asyncio.run(_run_stack(plan, progress.show, lambda record: _announce(plan, console, record)))
 
 
@@ -93,19 +94,18 @@ def stop_stack(plan: Plan, console: Console) -> str:
     return f"{message}; ended {swept} processes an earlier start had left" if swept else message
 
 
-def sweep_service(record: ServiceRecord) -> int:
-    """End what is left of a recorded service; return the number of processes.
-
-    Its session is ours while its leader is the recorded process, or when the leader is gone and every member started
-    later than it did: a session id is not given away while a member lives.
-    """
-    if record.pid is None or record.start_ticks is None:
-        return 0
-    members = session_members(record.pid)
-    leader = read_process(record.pid)
-    if leader is not None and leader.start_ticks != record.start_ticks:
-        return 0
-    return kill_session(record.pid) if members else 0
+@contextmanager
+def _guard(plan: Plan) -> Iterator[None]:
+    """Keep a process beside this one that cleans up after it, should it be killed."""
+    guard = subprocess.Popen(
+        [sys.executable, "-m", "dsv41_serving.run.sweep", plan.state_dir], stdin=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        yield
+    finally:
+        if guard.stdin is not None:
+            guard.stdin.close()
+        guard.wait()
 
 
 async def _run_stack(
@@ -140,7 +140,7 @@ def _watch(
 
 def _announce(plan: Plan, console: Console, record: StackRecord) -> None:
     if record.state == "ready":
-        console.print(how_to_call(plan), markup=False, highlight=False)
+        console.print(how_to_call(plan), markup=False, highlight=False, soft_wrap=True)
     elif record.state == "recovering":
         console.print(f"recovering: {record.problem}", markup=False, highlight=False)
 

@@ -1,0 +1,70 @@
+# `make up` and `make test` are all the set-up there is: each creates the environment from requirements.lock first.
+
+PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3,$(shell $(p) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $(p))))
+VENV   := .venv
+BIN    := $(VENV)/bin
+ENV    := $(VENV)/.synced
+DSV41  := $(BIN)/dsv41 --profile embedded
+
+.PHONY: help env up down status test test-unit test-kernels test-engine test-gpu lint format lock measure clean
+
+help:
+	@echo "make up      start the embedded stack and return when its gate has passed"
+	@echo "make down    stop it          make status  what runs"
+	@echo "make test    lint, unit tests, kernels in the interpreter, the real engine on this machine"
+	@echo "make lint    ruff and mypy    make measure write the figures of the embedded stack to deploy/results/"
+	@echo "make lock    resolve requirements.lock again from pyproject.toml"
+
+env: $(ENV)
+
+# The installer itself comes from the lock, by hash; compiling the modules now saves every process that starts later from doing it.
+$(ENV): requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "dsv41: no Python 3.11 or 3.12 found; install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV)
+	@awk '/^[a-zA-Z0-9]/ { keep = /^uv==/ } keep' requirements.lock > $(VENV)/uv.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(VENV)/uv.lock
+	@echo "installing the environment from requirements.lock"
+	@$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes --compile-bytecode requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+up: $(ENV)
+	@$(DSV41) up --detach
+
+down: $(ENV)
+	@$(DSV41) down
+
+status: $(ENV)
+	@$(DSV41) status
+
+lint: $(ENV)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(ENV)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+test: lint test-unit test-kernels test-engine
+
+test-unit: $(ENV)
+	$(BIN)/pytest tests/unit
+
+test-kernels: $(ENV)
+	$(BIN)/pytest tests/kernels
+
+test-engine: $(ENV)
+	$(BIN)/pytest tests/engine
+
+test-gpu: $(ENV)
+	$(BIN)/pytest tests/gpu
+
+measure: $(ENV)
+	@$(BIN)/python -m dsv41_serving.bench.embedded deploy/results/embedded.json
+
+lock:
+	@$(BIN)/uv pip compile pyproject.toml --all-extras --python-version 3.11 --universal --generate-hashes --no-header --no-annotate --quiet --output-file requirements.lock
+
+clean: down
+	rm -rf $(VENV)

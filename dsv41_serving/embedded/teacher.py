@@ -1,0 +1,68 @@
+"""The unchanged model as its own teacher: what it answers and thinks in its native ChatML format.
+
+A few worked turns before the question make a model of this size far more accurate. They are in the teacher's context
+alone, so the student has to reproduce their effect without seeing them (context distillation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dsv41_serving.embedded.decoding import Continuation, decode_greedily
+
+if TYPE_CHECKING:
+    import torch
+    from tokenizers import Tokenizer
+    from transformers import LlamaModel
+
+    from dsv41_serving.embedded.description import Teacher
+
+START = "<|im_start|>"
+END = "<|im_end|>"
+_BATCH = 24  # prompts decoded together; bounds memory, not results
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A question with the teacher's answer to it and the teacher's thought about it."""
+
+    question: str
+    answer: Continuation
+    thought: Continuation
+
+
+def render_chatml(teacher: Teacher, question: str) -> str:
+    """Return the ChatML prompt that ends where the teacher writes its reply to `question`."""
+    turns = [("system", teacher.system)]
+    for turn in teacher.turns:
+        turns += [("user", turn.user), ("assistant", turn.assistant)]
+    turns.append(("user", question))
+    return "".join(f"{START}{role}\n{text}{END}\n" for role, text in turns) + f"{START}assistant\n"
+
+
+def write_lessons(
+    network: LlamaModel,
+    embeddings: torch.Tensor,
+    tokenizer: Tokenizer,
+    questions: Sequence[str],
+    *,
+    answers: Teacher,
+    thoughts: Teacher,
+    report: Callable[[str], None],
+) -> list[Lesson]:
+    """Return a lesson for each question. `embeddings` [vocabulary, hidden] also serve as the output head."""
+    stop = tokenizer.token_to_id(END)
+    written: dict[str, list[Continuation]] = {"answers": [], "thoughts": []}
+    for kind, teacher in (("answers", answers), ("thoughts", thoughts)):
+        for first in range(0, len(questions), _BATCH):
+            prompts = [tokenizer.encode(render_chatml(teacher, q)).ids for q in questions[first : first + _BATCH]]
+            written[kind] += decode_greedily(
+                network, embeddings, embeddings, prompts, stop=stop, max_tokens=teacher.max_tokens
+            )
+            report(f"teacher {kind} {len(written[kind])}/{len(questions)}")
+    return [
+        Lesson(question, answer, thought)
+        for question, answer, thought in zip(questions, written["answers"], written["thoughts"], strict=True)
+    ]
