@@ -73,13 +73,28 @@ class Context:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--node", "node_file", type=click.Path(path_type=Path), help="Node file (default: ./node.toml, then /etc/dsv41/node.toml).")
+@click.option(
+    "--node",
+    "node_file",
+    type=click.Path(path_type=Path),
+    help="Node file (default: ./node.toml, then /etc/dsv41/node.toml).",
+)
 @click.option("--profile", help="Profile to use when there is no node file.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one value, for example router.port=30001.")
-@click.option("--root", type=click.Path(path_type=Path), default=Path("/"), show_default=True, help="Read the machine below this directory.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one value, for example router.port=30001."
+)
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path),
+    default=Path("/"),
+    show_default=True,
+    help="Read the machine below this directory.",
+)
 @click.version_option(package_name="dsv41-serving", prog_name="dsv41")
 @click.pass_context
-def cli(ctx: click.Context, node_file: Path | None, profile: str | None, overrides: tuple[str, ...], root: Path) -> None:
+def cli(
+    ctx: click.Context, node_file: Path | None, profile: str | None, overrides: tuple[str, ...], root: Path
+) -> None:
     """Serve DeepSeek-V4.1-Flash with SGLang, split into a prefill and a decode group."""
     ctx.obj = Context(node_file, profile, overrides, root)
 
@@ -107,7 +122,9 @@ def config_check(context: Context) -> None:
     """Validate the description; say every mistake in one line."""
     loaded = context.load()
     count = sum(1 for _ in leaves(loaded.spec.model_dump()))
-    click.echo(f"ok: profile {loaded.spec.profile}, shape {loaded.spec.shape}, {count} values ({loaded.spec.provenance.status})")
+    click.echo(
+        f"ok: profile {loaded.spec.profile}, shape {loaded.spec.shape}, {count} values ({loaded.spec.provenance.status})"
+    )
 
 
 @config.command("schema")
@@ -124,7 +141,9 @@ def config_profiles() -> None:
         table.add_column(column)
     for name in profile_names():
         spec = load_spec(profile=name).spec
-        table.add_row(name, ", ".join(spec.shapes), spec.engine.compute_capability or "none (CPU)", spec.provenance.status)
+        table.add_row(
+            name, ", ".join(spec.shapes), spec.engine.compute_capability or "none (CPU)", spec.provenance.status
+        )
     out.print(table)
 
 
@@ -172,7 +191,9 @@ def plan(context: Context, as_json: bool, commands: bool) -> None:  # noqa: FBT0
 
 
 @cli.command()
-@click.option("--root", "target", type=click.Path(path_type=Path), required=True, help="Write below this directory; / installs.")
+@click.option(
+    "--root", "target", type=click.Path(path_type=Path), required=True, help="Write below this directory; / installs."
+)
 @click.option("--python", help="Interpreter of the locked environment on the target machine.")
 @click.pass_obj
 def render(context: Context, target: Path, python: str | None) -> None:
@@ -185,7 +206,14 @@ def render(context: Context, target: Path, python: str | None) -> None:
 
 
 @cli.command()
-@click.option("--root", "target", type=click.Path(path_type=Path), default=Path("/"), show_default=True, help="Compare with what lies below.")
+@click.option(
+    "--root",
+    "target",
+    type=click.Path(path_type=Path),
+    default=Path("/"),
+    show_default=True,
+    help="Compare with what lies below.",
+)
 @click.option("--python", help="Interpreter of the locked environment on the target machine.")
 @click.pass_obj
 def diff(context: Context, target: Path, python: str | None) -> None:
@@ -209,7 +237,9 @@ def run(context: Context, role: str) -> None:
         service = made.service(role)
     except KeyError:
         names = ", ".join(service.name for service in made.services)
-        raise InputError(f"this plan has no service '{role}'", where=f"shape {made.shape}", remedy=f"use one of: {names}") from None
+        raise InputError(
+            f"this plan has no service '{role}'", where=f"shape {made.shape}", remedy=f"use one of: {names}"
+        ) from None
     prepare_start(made, found, (service,), _say)
     run_service(made, service, say=_say, read_gpus=lambda: context.facts().gpus)
 
@@ -266,8 +296,8 @@ def status(context: Context, as_json: bool) -> None:  # noqa: FBT001
 @click.pass_obj
 def gate(context: Context, role: str | None, as_json: bool) -> None:  # noqa: FBT001
     """Run the gate of ROLE, or of everything, against what runs now; exit 1 when a check fails."""
-    from dsv41_serving.run.gate import check_running  # noqa: PLC0415
     from dsv41_serving.check.result import all_passed, as_rows, as_table  # noqa: PLC0415
+    from dsv41_serving.run.gate import check_running  # noqa: PLC0415
 
     made, found = context.plan()
     findings = asyncio.run(check_running(made, role, found.gpus))

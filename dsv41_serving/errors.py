@@ -1,9 +1,9 @@
 """The errors a person sees: one line that says what, where and how to mend it.
 
-    Dsv41Error
-    ├── InputError      what the operator wrote or the machine offers cannot work; nothing was started   (exit 2)
-    ├── GateError       a service runs but did not prove that it serves                                  (exit 1)
-    └── EngineDrift     SGLang is not the version or shape this project was written for                  (exit 2)
+Dsv41Error
+├── InputError      what the operator wrote or the machine offers cannot work; nothing was started   (exit 2)
+├── GateError       a service runs but did not prove that it serves                                  (exit 1)
+└── EngineDriftError     SGLang is not the version or shape this project was written for                  (exit 2)
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class GateError(Dsv41Error):
     """A check that stands between start and READY failed."""
 
 
-class EngineDrift(Dsv41Error):
+class EngineDriftError(Dsv41Error):
     """A hook or flag this project relies on is missing or different in the installed engine."""
 
     exit_code = EXIT_BAD_INPUT

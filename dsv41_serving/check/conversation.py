@@ -21,7 +21,9 @@ class Answer:
     problem: str
 
 
-async def converse(client: httpx.AsyncClient, base_url: str, model: str, *, headers: dict[str, str] | None = None) -> Answer:
+async def converse(
+    client: httpx.AsyncClient, base_url: str, model: str, *, headers: dict[str, str] | None = None
+) -> Answer:
     """Ask one question at `base_url` without thinking and judge the reply.
 
     Wants HTTP 200, the model name back, content that is not empty, a finish reason, and token counts above zero.

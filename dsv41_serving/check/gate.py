@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 TIMEOUT_S = 60.0
 
 
-async def check_engine(plan: Plan, service: Service, pid: int, start_ticks: int, gpus: Sequence[Gpu] = ()) -> list[Finding]:
+async def check_engine(
+    plan: Plan, service: Service, pid: int, start_ticks: int, gpus: Sequence[Gpu] = ()
+) -> list[Finding]:
     """Run the gate of one engine, whose main process is `pid`, started at `start_ticks`. Stops at the first failure."""
     findings = [check_identity(service, pid, start_ticks)]
     async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
@@ -44,7 +46,9 @@ async def check_engine(plan: Plan, service: Service, pid: int, start_ticks: int,
     return findings
 
 
-async def check_router(plan: Plan, service: Service, pid: int, start_ticks: int, headers: dict[str, str] | None = None) -> list[Finding]:
+async def check_router(
+    plan: Plan, service: Service, pid: int, start_ticks: int, headers: dict[str, str] | None = None
+) -> list[Finding]:
     """Run the gate of the router, whose process is `pid`, started at `start_ticks`. Stops at the first failure.
 
     Sends one conversation through it and compares each engine's counters before and after.
@@ -62,7 +66,9 @@ async def check_router(plan: Plan, service: Service, pid: int, start_ticks: int,
             answer = await converse(client, service.url, plan.served_model_name, headers=headers)
             after = {engine.name: await scrape(client, engine.metrics_url) for engine in plan.engines}
         except (httpx.HTTPError, ValueError) as error:
-            findings.append(_failed(service, "conversation", f"{type(error).__name__}: {error}", "read the logs of the services"))
+            findings.append(
+                _failed(service, "conversation", f"{type(error).__name__}: {error}", "read the logs of the services")
+            )
             return findings
         if answer.problem:
             findings.append(_failed(service, "conversation", answer.problem, "read the logs of the services"))
@@ -76,7 +82,10 @@ async def check_router(plan: Plan, service: Service, pid: int, start_ticks: int,
 def compare_counters(plan: Plan, before: dict[str, MetricsPage], after: dict[str, MetricsPage]) -> list[Finding]:
     """Return, for the engines together by role, whether their own counters moved between two scrapes."""
     findings = []
-    wanted = {"prefill": ((PROMPT_TOKENS, "tokens"), (HANDED_OVER_MIB, "MiB")), "decode": ((GENERATED_TOKENS, "tokens"),)}
+    wanted = {
+        "prefill": ((PROMPT_TOKENS, "tokens"), (HANDED_OVER_MIB, "MiB")),
+        "decode": ((GENERATED_TOKENS, "tokens"),),
+    }
     wanted["aggregated"] = ((GENERATED_TOKENS, "tokens"),)
     for kind, counters in wanted.items():
         engines = [engine.name for engine in plan.engines if engine.kind == kind]
@@ -94,7 +103,9 @@ def compare_counters(plan: Plan, before: dict[str, MetricsPage], after: dict[str
                     remedy="the answer did not come through this engine: look for another server on its port",
                 )
             )
-    failures = sum(after[e.name].total(TRANSFER_FAILURES) - before[e.name].total(TRANSFER_FAILURES) for e in plan.engines)
+    failures = sum(
+        after[e.name].total(TRANSFER_FAILURES) - before[e.name].total(TRANSFER_FAILURES) for e in plan.engines
+    )
     if failures:
         findings.append(_failed(plan.router, "hand-off", f"{failures:.0f} transfers failed", "read the prefill log"))
     return findings
@@ -107,7 +118,9 @@ async def _workers(client: httpx.AsyncClient, _plan: Plan, service: Service) -> 
         service=service.name,
         check="workers",
         passed=passed,
-        seen="every role has a healthy worker" if passed else f"/readiness says {response.status_code}: {response.text[:120]}",
+        seen="every role has a healthy worker"
+        if passed
+        else f"/readiness says {response.status_code}: {response.text[:120]}",
         remedy="restart the router: it never retries a worker whose registration failed",
     )
 
@@ -138,7 +151,9 @@ async def _forward_pass(client: httpx.AsyncClient, _plan: Plan, service: Service
 
 def _gpu_memory(service: Service, gpus: Sequence[Gpu]) -> Finding:
     """The weights must lie on the GPUs of the plan: 5 % of a GPU is more than any context alone takes."""
-    used = {gpu.index: gpu.memory_used_bytes / gpu.memory_total_bytes for gpu in gpus if gpu.index in service.placement.gpus}
+    used = {
+        gpu.index: gpu.memory_used_bytes / gpu.memory_total_bytes for gpu in gpus if gpu.index in service.placement.gpus
+    }
     empty = [index for index in service.placement.gpus if used.get(index, 0.0) < 0.05]  # noqa: PLR2004
     return Finding(
         service=service.name,
@@ -154,7 +169,9 @@ async def _guard(service: Service, check: str, probe: Awaitable[Finding]) -> Fin
     try:
         return await probe
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        return _failed(service, check.replace("_", " "), f"{type(error).__name__}: {error}", "read the log of the service")
+        return _failed(
+            service, check.replace("_", " "), f"{type(error).__name__}: {error}", "read the log of the service"
+        )
 
 
 def _failed(service: Service, check: str, seen: str, remedy: str) -> Finding:

@@ -16,10 +16,14 @@ def check_identity(service: Service, pid: int, start_ticks: int) -> Finding:
     """Return whether the listener on the service's port is process `pid` started at `start_ticks`, or a child of it."""
     process = read_process(pid)
     if process is None or process.start_ticks != start_ticks:
-        return _finding(service, passed=False, seen=f"pid {pid} is no longer the process that was started", remedy="start it again")
+        return _finding(
+            service, passed=False, seen=f"pid {pid} is no longer the process that was started", remedy="start it again"
+        )
     listener = find_listener(service.port, address="127.0.0.1")
     if listener is None:
-        return _finding(service, passed=False, seen=f"nothing listens on port {service.port}", remedy="read the log of the service")
+        return _finding(
+            service, passed=False, seen=f"nothing listens on port {service.port}", remedy="read the log of the service"
+        )
     if listener.pid is None or not descends_from(listener.pid, pid):
         return _finding(
             service,

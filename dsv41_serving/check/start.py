@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from dsv41_serving.embedded import prepare_model, verify_model
-from dsv41_serving.errors import EngineDrift, InputError
+from dsv41_serving.embedded import load_description, prepare_model, verify_model
+from dsv41_serving.embedded.description import Checkpoint
+from dsv41_serving.errors import EngineDriftError, InputError
 from dsv41_serving.plan.memory import check_budget
 from dsv41_serving.plan.ports import find_conflicts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from dsv41_serving.embedded import ModelName
     from dsv41_serving.facts.model import Facts
     from dsv41_serving.plan.model import Plan, Service
 
@@ -22,14 +24,16 @@ PINNED = {"sglang": "0.5.23", "sglang-router": "0.3.2", "nixl": "1.5.1"}
 
 
 def check_versions() -> None:
-    """Raise EngineDrift when a pinned package is absent or of another version."""
+    """Raise EngineDriftError when a pinned package is absent or of another version."""
     for package, wanted in PINNED.items():
         try:
             found = version(package)
         except PackageNotFoundError:
-            raise EngineDrift("is not installed", where=package, remedy=f"install {package} {wanted} from requirements.lock") from None
+            raise EngineDriftError(
+                "is not installed", where=package, remedy=f"install {package} {wanted} from requirements.lock"
+            ) from None
         if found != wanted:
-            raise EngineDrift(
+            raise EngineDriftError(
                 f"version {found} is installed, this release is written for {wanted}",
                 where=package,
                 remedy="install the environment from requirements.lock",
@@ -49,9 +53,18 @@ def find_checkpoint(plan: Plan, report: Callable[[str], None]) -> Path:
 
     Raises InputError when the directory is missing, unreadable, truncated, or lacks what V4.1's encoder needs.
     """
+    name = plan.model.manifest
+    description = load_description(name)
     if not plan.model.checkpoint:
-        return prepare_model(plan.model.manifest, Path(plan.cache_dir) / "models", report=report).path
-    problems = verify_model(Path(plan.model.checkpoint), plan.model.manifest)
+        if isinstance(description, Checkpoint):
+            raise InputError(
+                f"'{name}' is fetched, not made here",
+                where="key model.path",
+                remedy="set it to the directory of the checkpoint",
+            )
+        return prepare_model(cast("ModelName", description.name), Path(plan.cache_dir) / "models", report=report).path
+    checkpoint = description if isinstance(description, Checkpoint) else None
+    problems = verify_model(Path(plan.model.checkpoint), checkpoint=checkpoint)
     if problems:
         first = problems[0]
         raise InputError(first.what, where=first.where, remedy=first.remedy)

@@ -26,7 +26,9 @@ def write_files(plan: Plan, root: Path) -> list[Path]:
             _replace(target, file)
         except OSError as error:
             raise InputError(
-                f"cannot be written ({error.strerror})", where=str(target), remedy="choose a --root this user may write to"
+                f"cannot be written ({error.strerror})",
+                where=str(target),
+                remedy="choose a --root this user may write to",
             ) from None
         changed.append(target)
     return changed
@@ -34,7 +36,7 @@ def write_files(plan: Plan, root: Path) -> list[Path]:
 
 def diff_files(plan: Plan, root: Path) -> str:
     """Return a unified diff from what is installed below `root` to what the plan says; '' when they agree."""
-    parts = []
+    parts: list[str] = []
     for file in plan.files:
         target = locate(file, root)
         installed = _read(target)
@@ -60,7 +62,9 @@ def _read(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read ({error})", where=str(path), remedy="make it readable for this user") from None
+        raise InputError(
+            f"cannot be read ({error})", where=str(path), remedy="make it readable for this user"
+        ) from None
 
 
 def _replace(target: Path, file: RenderedFile) -> None:

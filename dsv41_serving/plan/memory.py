@@ -27,11 +27,15 @@ def budget_memory(spec: NodeSpec, facts: Facts, placements: Mapping[str, Placeme
     total = {gpu.index: gpu.memory_total_bytes for gpu in facts.gpus}
     for name, place in placements.items():
         if place.gpus:
-            needed = memory.weights_bytes_per_gpu * 4 // spec.engines[name].tp  # the profile gives the share of a TP4 rank
+            needed = (
+                memory.weights_bytes_per_gpu * 4 // spec.engines[name].tp
+            )  # the profile gives the share of a TP4 rank
             smallest = min(total[index] for index in place.gpus)
             lines.append(MemoryLine(what=f"each GPU of {name}", needed=needed, available=smallest))
     if memory.shm_bytes:
-        lines.append(MemoryLine(what="/dev/shm", needed=memory.shm_bytes, available=facts.memory.shm_free_bytes))
+        lines.append(
+            MemoryLine(what="shared memory (/dev/shm)", needed=memory.shm_bytes, available=facts.memory.shm_free_bytes)
+        )
     return tuple(lines)
 
 

@@ -100,9 +100,7 @@ def _choose(name: str, engine: EngineRole, facts: Facts, taken: Mapping[int, str
     )
 
 
-def _locate(
-    name: str, engine: EngineRole, gpus: list[Gpu], facts: Facts, taken: Mapping[int, str]
-) -> Placement:
+def _locate(name: str, engine: EngineRole, gpus: list[Gpu], facts: Facts, taken: Mapping[int, str]) -> Placement:
     nodes = sorted({gpu.numa_node for gpu in gpus if gpu.numa_node is not None})
     if len(nodes) > 1 and not engine.cross_socket:
         raise InputError(

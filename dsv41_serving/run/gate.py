@@ -20,7 +20,9 @@ async def check_running(plan: Plan, role: str | None, gpus: Sequence[Gpu]) -> li
     """Return the findings of service `role`, or of every service of `plan`. Raises InputError for an unknown role."""
     names = [service.name for service in plan.services]
     if role is not None and role not in names:
-        raise InputError(f"this plan has no service '{role}'", where=f"shape {plan.shape}", remedy=f"use one of: {', '.join(names)}")
+        raise InputError(
+            f"this plan has no service '{role}'", where=f"shape {plan.shape}", remedy=f"use one of: {', '.join(names)}"
+        )
     records = {record.name: record for record in Records(plan.state_dir).read_services(plan)}
     findings: list[Finding] = []
     for service in plan.services:
@@ -30,7 +32,11 @@ async def check_running(plan: Plan, role: str | None, gpus: Sequence[Gpu]) -> li
         if record is None or record.pid is None or record.start_ticks is None:
             findings.append(
                 Finding(
-                    service=service.name, check="identity", passed=False, seen="it was not started on this node", remedy="`dsv41 up`"
+                    service=service.name,
+                    check="identity",
+                    passed=False,
+                    seen="it was not started on this node",
+                    remedy="`dsv41 up`",
                 )
             )
         elif service.is_engine:

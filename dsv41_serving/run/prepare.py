@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def prepare_start(plan: Plan, facts: Facts, services: Sequence[Service], report: Callable[[str], None]) -> None:
     """Check versions, memory and ports, then bring the model and the directory the engines load into place.
 
-    Raises InputError or EngineDrift with the remedy.
+    Raises InputError or EngineDriftError with the remedy.
     """
     check_versions()
     check_start(plan, facts, services)
@@ -39,7 +39,9 @@ def hold_lock(plan: Plan, name: str) -> Iterator[None]:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(
-                f"'{name}' already runs on this node", where=plan.state_dir, remedy="`dsv41 status` shows it, `dsv41 down` stops it"
+                f"'{name}' already runs on this node",
+                where=plan.state_dir,
+                remedy="`dsv41 status` shows it, `dsv41 down` stops it",
             ) from None
         yield
 

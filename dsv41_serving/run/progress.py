@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from rich.live import Live
 from rich.table import Table
@@ -31,15 +31,19 @@ class Progress:
         self._began = time.monotonic()
         self._records: dict[str, ServiceRecord] = {}
         self._shown: dict[str, tuple[str, str]] = {}
-        self._live = Live(console=console, get_renderable=self._table, refresh_per_second=4) if console.is_terminal else None
+        self._live = (
+            Live(console=console, get_renderable=self._table, refresh_per_second=4) if console.is_terminal else None
+        )
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         """Begin to show."""
         if self._live:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Leave the last state on the screen."""
         if self._live:
             self._live.stop()
@@ -52,7 +56,11 @@ class Progress:
         now = (record.phase, record.detail)
         if now != self._shown.get(record.name):
             self._shown[record.name] = now
-            self._console.print(f"[{time.monotonic() - self._began:6.1f}s] {record.name:<9} {sentence(record)}", markup=False, highlight=False)
+            self._console.print(
+                f"[{time.monotonic() - self._began:6.1f}s] {record.name:<9} {sentence(record)}",
+                markup=False,
+                highlight=False,
+            )
 
     def _table(self) -> Table:
         table = Table(show_edge=False, pad_edge=False)

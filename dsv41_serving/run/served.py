@@ -28,7 +28,9 @@ def lay_out(model: ServedModel, checkpoint: Path) -> Path:
         generation = {**_read_generation(checkpoint), **model.generation_config}
     except OSError as error:
         raise InputError(
-            f"cannot be read ({error.strerror})", where=f"{checkpoint}, key model.path", remedy="name a readable checkpoint directory"
+            f"cannot be read ({error.strerror})",
+            where=f"{checkpoint}, key model.path",
+            remedy="name a readable checkpoint directory",
         ) from None
     text = json.dumps(generation, indent=2, sort_keys=True) + "\n"
     if _is_current(target, entries, text):
@@ -52,9 +54,10 @@ def lay_out(model: ServedModel, checkpoint: Path) -> Path:
 def _is_current(target: Path, entries: list[Path], text: str) -> bool:
     try:
         links = {path.name: path.resolve() for path in target.iterdir() if path.is_symlink()}
-        return links == {entry.name: entry.resolve() for entry in entries} and (
-            target / GENERATION_CONFIG
-        ).read_text(encoding="utf-8") == text
+        return (
+            links == {entry.name: entry.resolve() for entry in entries}
+            and (target / GENERATION_CONFIG).read_text(encoding="utf-8") == text
+        )
     except OSError:
         return False
 
@@ -66,5 +69,7 @@ def _read_generation(checkpoint: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise InputError(f"is not JSON ({error})", where=str(path), remedy="restore the file of the checkpoint") from None
+        raise InputError(
+            f"is not JSON ({error})", where=str(path), remedy="restore the file of the checkpoint"
+        ) from None
     return values if isinstance(values, dict) else {}

@@ -66,7 +66,9 @@ async def _run(
             say(f"{record.name}: {line}")
 
     # Under systemd the unit owns CPUs and memory policy; only one of the two may set them.
-    supervisor = Supervisor(plan, service, output=output, on_change=publish, pin=not notifier.enabled, read_gpus=read_gpus)
+    supervisor = Supervisor(
+        plan, service, output=output, on_change=publish, pin=not notifier.enabled, read_gpus=read_gpus
+    )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

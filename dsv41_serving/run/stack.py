@@ -13,8 +13,8 @@ from dsv41_serving.run.record import Records, ServiceRecord, StackRecord, StackS
 from dsv41_serving.run.supervise import Supervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import BinaryIO
+    from collections.abc import Callable, Coroutine
+    from typing import Any, BinaryIO
 
     from dsv41_serving.plan.model import Plan
 
@@ -30,8 +30,8 @@ class Stack:
         plan: Plan,
         *,
         open_log: Callable[[str], BinaryIO],
-        on_change: Callable[[ServiceRecord], None] = lambda record: None,
-        on_state: Callable[[StackRecord], None] = lambda record: None,
+        on_change: Callable[[ServiceRecord], None] = lambda _: None,
+        on_state: Callable[[StackRecord], None] = lambda _: None,
         restart_delay_s: float = 2.0,
     ) -> None:
         """Prepare to run `plan`; `open_log` gives the stream that receives the output of a service."""
@@ -85,9 +85,9 @@ class Stack:
         await self._stop_all()
         self._set_state("stopped")
 
-    async def _race_stop(self, work: object) -> None:
+    async def _race_stop(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work`, giving it up when a stop is requested."""
-        task = asyncio.ensure_future(work)  # type: ignore[arg-type]
+        task = asyncio.create_task(work)
         stop = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)

@@ -41,7 +41,9 @@ class ServiceStatus:
 
 async def read_status(state_dir: str) -> list[ServiceStatus]:
     """Return the status of every service recorded under `state_dir`, in the order they start."""
-    records = sorted(Records(state_dir).read_services(), key=lambda r: (r.kind == "router", r.kind != "prefill", r.name))
+    records = sorted(
+        Records(state_dir).read_services(), key=lambda r: (r.kind == "router", r.kind != "prefill", r.name)
+    )
     async with httpx.AsyncClient(timeout=3.0) as client:
         pages = await asyncio.gather(*(_scrape(client, record) for record in records))
     return [_row(record, page) for record, page in zip(records, pages, strict=True)]
@@ -56,7 +58,9 @@ def as_table(statuses: Sequence[ServiceStatus]) -> RenderableType:
     """Return the rows as a table; the model stands above it, once when all services agree."""
     table = Table(show_edge=False, pad_edge=False)
     for column in ("service", "state", "pid", "port", "uptime", "queue", "KV used"):
-        table.add_column(column, justify="left" if column in {"service", "state"} else "right", no_wrap=column != "state")
+        table.add_column(
+            column, justify="left" if column in {"service", "state"} else "right", no_wrap=column != "state"
+        )
     for status in statuses:
         style = {"ready": "green", "dead": "red", "failed": "red"}.get(status.state, "yellow")
         table.add_row(

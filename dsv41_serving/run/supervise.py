@@ -108,7 +108,7 @@ class Supervisor:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=prepare_child(service.placement, pin=self._pin),  # noqa: PLW1509 - only async-signal-safe calls
+            preexec_fn=prepare_child(service.placement, pin=self._pin),
         )
         started = read_process(self._process.pid)
         now = time.time()
@@ -220,7 +220,9 @@ class Supervisor:
                 if self._stalled_s() > self.service.start_timeout_s:
                     failed = next((f.as_line() for f in findings if not f.passed), f"phase {self.record.phase}")
                     raise GateError(
-                        f"no progress for {self.service.start_timeout_s:.0f} s ({failed})", where=self.service.name, remedy="read its log"
+                        f"no progress for {self.service.start_timeout_s:.0f} s ({failed})",
+                        where=self.service.name,
+                        remedy="read its log",
                     )
                 await asyncio.wait({ended}, timeout=GATE_RETRY_S if findings else 0.1)
         finally:
@@ -231,7 +233,9 @@ class Supervisor:
         if pid is None or ticks is None:
             raise GateError("ended before it could be looked at", where=self.service.name, remedy="read its log")
         if self.service.is_engine:
-            findings = await check_engine(self._plan, self.service, pid, ticks, await asyncio.to_thread(self._read_gpus))
+            findings = await check_engine(
+                self._plan, self.service, pid, ticks, await asyncio.to_thread(self._read_gpus)
+            )
         else:
             findings = await check_router(self._plan, self.service, pid, ticks, self._headers)
         failed = next((finding.seen for finding in findings if not finding.passed), "")

@@ -51,7 +51,9 @@ def launch_stack(plan: Plan, console: Console, command: Sequence[str]) -> None:
     log = log_path(plan, "up")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
     try:
         with Progress(console) as progress:
             record = _watch(child, records, progress.show)
@@ -153,6 +155,6 @@ def how_to_call(plan: Plan) -> str:
         f"  curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{{\n"
         f'    "model": "{plan.served_model_name}",\n'
         '    "messages": [{"role": "user", "content": "What is the capital of France?"}],\n'
-        "    \"max_tokens\": 200}'\n\n"
+        '    "max_tokens": 200}\'\n\n'
         "  dsv41 status    what runs        dsv41 down    stop it\n"
     )

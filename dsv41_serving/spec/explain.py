@@ -55,7 +55,9 @@ def explain_key(loaded: LoadedSpec, key: str) -> KeyExplanation:
         value=values.get(key),
         origin=origin or DEFAULT,
         source=find_source(provenance.sources, key) if from_profile else "",
-        status=f"{provenance.status}" + (f" ({provenance.result})" if provenance.result else "") if from_profile else "",
+        status=f"{provenance.status}" + (f" ({provenance.result})" if provenance.result else "")
+        if from_profile
+        else "",
     )
 
 
@@ -94,20 +96,22 @@ def _item_type(annotation: Any) -> Any:
 
 
 def _type_name(annotation: Any) -> str:
-    origin = typing.get_origin(annotation)
-    if origin in (types.UnionType, typing.Union):
-        return " or ".join(_type_name(argument) for argument in typing.get_args(annotation))
-    if origin is typing.Literal:
-        return " | ".join(repr(argument) for argument in typing.get_args(annotation))
-    if origin is typing.Annotated:
-        return _type_name(typing.get_args(annotation)[0])
-    if origin is list:
-        return f"list of {_type_name(typing.get_args(annotation)[0])}"
-    if origin is dict:
-        return f"table of {_type_name(typing.get_args(annotation)[1])}"
-    if annotation is type(None):
-        return "nothing"
-    return str(getattr(annotation, "__name__", annotation))
+    """Write a type as the operator reads it: 'list of int or 'auto''."""
+    arguments = typing.get_args(annotation)
+    match typing.get_origin(annotation):
+        case types.UnionType | typing.Union:
+            name = " or ".join(_type_name(argument) for argument in arguments)
+        case typing.Literal:
+            name = " | ".join(repr(argument) for argument in arguments)
+        case typing.Annotated:
+            name = _type_name(arguments[0])
+        case origin if origin is list:
+            name = f"list of {_type_name(arguments[0])}"
+        case origin if origin is dict:
+            name = f"table of {_type_name(arguments[1])}"
+        case _:
+            name = "nothing" if annotation is type(None) else str(getattr(annotation, "__name__", annotation))
+    return name
 
 
 def _default_text(field: FieldInfo | None) -> str:

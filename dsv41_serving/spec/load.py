@@ -7,7 +7,6 @@ import json
 import os
 import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
@@ -18,6 +17,7 @@ from dsv41_serving.spec.model import NodeSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from pydantic_core import ErrorDetails
 
@@ -36,7 +36,7 @@ class LoadedSpec:
     origins: Mapping[str, str]
 
 
-class SpecErrors(InputError):
+class SpecError(InputError):
     """Every mistake of a node file, one line each."""
 
     def __init__(self, problems: Sequence[InputError]) -> None:
@@ -55,7 +55,7 @@ def load_spec(
 ) -> LoadedSpec:
     """Merge profile, node file and `overrides` ('a.b=value', TOML values) into one validated spec.
 
-    `profile` names the profile when the node file does not, or when there is no node file. Raises SpecErrors with one line
+    `profile` names the profile when the node file does not, or when there is no node file. Raises SpecError with one line
     per mistake, each naming file, key, value and remedy.
     """
     layers: list[tuple[str, dict[str, Any]]] = []
@@ -67,7 +67,9 @@ def load_spec(
     if not isinstance(name, str):
         where = str(node_file) if node_file else "command line"
         raise InputError(
-            "no profile is named", where=f"{where}, key profile", remedy=f"set it to one of: {', '.join(profile_names())}"
+            "no profile is named",
+            where=f"{where}, key profile",
+            remedy=f"set it to one of: {', '.join(profile_names())}",
         )
     profile_file = data_dir("deploy") / "profiles" / f"{name}.toml"
     if not profile_file.is_file():
@@ -85,7 +87,7 @@ def load_spec(
     try:
         spec = NodeSpec.model_validate(merged)
     except ValidationError as error:
-        raise SpecErrors([_explain(detail, origins, layers[-1][0]) for detail in error.errors()]) from None
+        raise SpecError(_explain_all(error.errors(), origins, layers[-1][0])) from None
     for key, _ in leaves(spec.model_dump()):
         origins.setdefault(key, DEFAULT)
     return LoadedSpec(spec=_expand_paths(spec), origins=origins)
@@ -109,7 +111,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
             "no such file", where=str(path), remedy="name another with --node, or use --profile NAME without a file"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read ({error})", where=str(path), remedy="make it readable for this user") from None
+        raise InputError(
+            f"cannot be read ({error})", where=str(path), remedy="make it readable for this user"
+        ) from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"is not TOML: {error}", where=str(path), remedy="correct that line") from None
 
@@ -119,7 +123,9 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise InputError(f"'{text}' is not KEY=VALUE", where=COMMAND_LINE, remedy="write, for example, router.port=30001")
+            raise InputError(
+                f"'{text}' is not KEY=VALUE", where=COMMAND_LINE, remedy="write, for example, router.port=30001"
+            )
         try:
             parsed = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
@@ -149,6 +155,20 @@ def _merge(
             origins[dotted] = origin
 
 
+def _explain_all(details: Sequence[ErrorDetails], origins: Mapping[str, str], last: str) -> list[InputError]:
+    """Explain each mistake once: a value that fits no branch of a union is reported by pydantic for every branch."""
+    problems: dict[str, InputError] = {}
+    for detail in details:
+        problem = _explain(detail, origins, last)
+        known = problems.get(problem.where)
+        if known is None:
+            problems[problem.where] = problem
+        elif known.problem == problem.problem and problem.remedy not in known.remedy:
+            remedy = f"{known.remedy} or {problem.remedy.removeprefix('it should be ')}"
+            problems[problem.where] = InputError(known.problem, where=known.where, remedy=remedy)
+    return list(problems.values())
+
+
 def _explain(detail: ErrorDetails, origins: Mapping[str, str], last: str) -> InputError:
     """Turn one pydantic error into one line: file, key, value, remedy."""
     path = [str(part) for part in detail["loc"] if not _is_union_tag(part)]
@@ -162,7 +182,9 @@ def _explain(detail: ErrorDetails, origins: Mapping[str, str], last: str) -> Inp
         known = _known_keys(path[:-1])
         return InputError("unknown key", where=f"{origin}, key {key}", remedy=_suggest(path[-1], known))
     if kind == "missing":
-        return InputError("is missing", where=f"{origin}, key {key}", remedy="add it; `dsv41 config explain KEY` says what it means")
+        return InputError(
+            "is missing", where=f"{origin}, key {key}", remedy="add it; `dsv41 config explain KEY` says what it means"
+        )
     if kind == "value_error":
         return InputError(str(detail["ctx"]["error"]), where=f"{origin}, key {key}" if key else origin)
     return InputError(

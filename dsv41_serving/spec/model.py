@@ -28,7 +28,9 @@ class Table(BaseModel):
 class Node(Table):
     """The machine and where this project keeps its own files on it."""
 
-    name: str = Field("node", description="Name of this node in units, logs and metrics.", pattern=r"^[a-z0-9][a-z0-9-]*$")
+    name: str = Field(
+        "node", description="Name of this node in units, logs and metrics.", pattern=r"^[a-z0-9][a-z0-9-]*$"
+    )
     user: str = Field("dsv41", description="Unprivileged user that runs every service under systemd.")
     state_dir: str = Field(
         "~/.local/state/dsv41", description="Run records, logs, start-up history. Under systemd: /var/lib/dsv41."
@@ -105,7 +107,9 @@ class EngineRole(Table):
         if self.role == "prefill" and self.bootstrap_port is None:
             raise ValueError("a prefill engine needs bootstrap_port; set it, for example 8998")
         if self.role != "prefill" and self.bootstrap_port is not None:
-            raise ValueError("only a prefill engine has a bootstrap_port; remove it (decode derives it from its prefill)")
+            raise ValueError(
+                "only a prefill engine has a bootstrap_port; remove it (decode derives it from its prefill)"
+            )
         if self.tp % self.ep:
             raise ValueError(f"ep {self.ep} must divide tp {self.tp}")
         if self.gpus != "auto":
@@ -127,13 +131,16 @@ class Router(Table):
     port: Port = Field(30001, description="Port of the API.")
     metrics_port: Port = Field(29000, description="Prometheus page of the router, on loopback.")
     policy: Literal["round_robin", "random", "cache_aware"] = Field(
-        "round_robin", description="Choice among workers. power_of_two is not offered: it polls an endpoint 0.5.23 lacks."
+        "round_robin",
+        description="Choice among workers. power_of_two is not offered: it polls an endpoint 0.5.23 lacks.",
     )
     api_key_credential: str = Field("", description="Name of the systemd credential that holds the API key.")
     request_timeout_s: int = Field(1800, ge=1, description="Longest request.")
     max_concurrent_requests: int = Field(256, ge=1, description="Requests in flight; more wait in the router's queue.")
     queue_timeout_s: int = Field(60, ge=1, description="Longest wait in that queue before the client gets 429.")
-    retries: int = Field(0, ge=0, description="Retries of a request; 0 lets a failed hand-off reach the client at once.")
+    retries: int = Field(
+        0, ge=0, description="Retries of a request; 0 lets a failed hand-off reach the client at once."
+    )
     breaker_failures: int = Field(10, ge=1, description="Failures in a row before a worker is left out.")
     breaker_open_s: int = Field(15, ge=1, description="How long it is left out; shorter than clients keep retrying.")
     health_interval_s: int = Field(30, ge=1, description="Time between health checks of a worker.")
@@ -152,7 +159,9 @@ class Router(Table):
 class Contract(Table):
     """What a client gets when it sends nothing special. The same on every engine."""
 
-    served_model_name: str = Field("deepseek-v4.1-flash", description="The model id clients send and see.", min_length=1)
+    served_model_name: str = Field(
+        "deepseek-v4.1-flash", description="The model id clients send and see.", min_length=1
+    )
     reasoning_parser: str = Field("deepseek-v41", description="Splits reasoning from the answer.")
     tool_call_parser: str = Field("deepseekv41", description="Also selects V4.1's own prompt encoder.")
     thinking: bool = Field(default=True, description="Think by default; a request may say otherwise.")
@@ -204,15 +213,15 @@ class NodeSpec(Table):
 
     profile: str = Field(description="Name of the profile that supplies every default.")
     shape: str = Field(description="Which of `shapes` runs.")
-    node: Node = Field(default_factory=Node, description="The machine.")
+    node: Node = Field(default=Node(), description="The machine.")
     model: Model = Field(description="The checkpoint.")
     engine: Engine = Field(description="Settings of every engine.")
     engines: dict[str, EngineRole] = Field(description="Every server that some shape runs, by name.")
     shapes: dict[str, list[str]] = Field(description="Name -> servers that run together.")
-    router: Router = Field(default_factory=Router, description="The API.")
-    contract: Contract = Field(default_factory=Contract, description="What clients get.")
-    monitoring: Monitoring = Field(default_factory=Monitoring, description="What is scraped.")
-    memory: Memory = Field(default_factory=Memory, description="Memory the plan counts with.")
+    router: Router = Field(default=Router(), description="The API.")
+    contract: Contract = Field(default=Contract(), description="What clients get.")
+    monitoring: Monitoring = Field(default=Monitoring(), description="What is scraped.")
+    memory: Memory = Field(default=Memory(), description="Memory the plan counts with.")
     provenance: Provenance = Field(description="Where the values come from.")
 
     @model_validator(mode="after")

@@ -1,0 +1,1 @@
+"""What must be true before, while and after something is started."""

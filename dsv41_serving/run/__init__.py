@@ -1,0 +1,1 @@
+"""Supervise services: one in the foreground, or the whole plan on this machine."""
