@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+# ruff: noqa: T201  # this is a command
 import argparse
 import sys
 from pathlib import Path

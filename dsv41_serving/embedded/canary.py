@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from dsv41_serving.embedded import source, special_tokens
-from dsv41_serving.embedded.description import Random, RandomWeights
 from dsv41_serving.embedded.model_directory import write_model_directory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dsv41_serving.embedded.description import Random, RandomWeights
 
 
 def build(description: Random, directory: Path) -> None:

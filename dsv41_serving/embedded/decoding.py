@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import torch
 from transformers import DynamicCache
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from transformers import LlamaModel
 
 
@@ -41,7 +42,8 @@ def decode_greedily(
     `embeddings` is [vocabulary, hidden], `head` [vocabulary, hidden]. The prefix that all prompts share runs once.
     """
     # At least one token of each prompt stays for the batched pass, whose last state chooses the first new token.
-    shared = min(len(os.path.commonprefix([list(p) for p in prompts])), min(map(len, prompts)) - 1)
+    alike = takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False))
+    shared = min(len(list(alike)), min(map(len, prompts)) - 1)
     rests = [list(prompt[shared:]) for prompt in prompts]
     cache = DynamicCache(config=network.config)
     if shared:

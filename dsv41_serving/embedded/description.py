@@ -6,14 +6,16 @@ import hashlib
 import json
 import tomllib
 from importlib import metadata
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dsv41_serving import resources
 from dsv41_serving.embedded import special_tokens
 from dsv41_serving.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Unknown = Literal["unknown"]
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +11,8 @@ import torch
 from dsv41_serving.embedded.student import Sample, Student
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     from dsv41_serving.embedded.description import Distillation
     from dsv41_serving.embedded.encoder import ConversationEncoder
     from dsv41_serving.embedded.teacher import Lesson
@@ -29,7 +30,7 @@ def distill(
     """Change `student`'s rows so that V4.1 prompts, thinking off and on, lead to the teacher's words."""
     optimizer = torch.optim.Adam(student.parameters(), lr=plan.learning_rate, betas=plan.betas)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_share(step, plan))
-    draws = random.Random(plan.seed)
+    draws = random.Random(plan.seed)  # noqa: S311  # reproducible draws, no secrets
     plain, thinking = _cycle(lessons, draws), _cycle(lessons, draws)
     batch = plan.answers_per_step + plan.thoughts_per_step
     for step in range(1, plan.steps + 1):
@@ -38,11 +39,11 @@ def distill(
         off = student.compare(
             [draw_sample(next(plain), encoder, plan, draws, thinking=False) for _ in range(plan.answers_per_step)]
         )
-        (off.answers * plan.answers_per_step / batch).backward()
+        torch.autograd.backward(off.answers * plan.answers_per_step / batch)
         on = student.compare(
             [draw_sample(next(thinking), encoder, plan, draws, thinking=True) for _ in range(plan.thoughts_per_step)]
         )
-        ((on.answers + on.thoughts) * plan.thoughts_per_step / batch).backward()
+        torch.autograd.backward((on.answers + on.thoughts) * plan.thoughts_per_step / batch)
         optimizer.step()
         schedule.step()
         if step % _REPORT_EVERY == 0 or step == plan.steps:

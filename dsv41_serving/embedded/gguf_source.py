@@ -6,8 +6,6 @@ Names of keys and tensors, and the row order of q and k, are those of llama.cpp'
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +14,9 @@ import torch
 from dsv41_serving.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
     import numpy.typing as npt
     from gguf import GGUFReader
 
@@ -89,7 +90,8 @@ def read_weights(reader: GGUFReader, config: Mapping[str, Any]) -> dict[str, tor
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     weights = {}
     for tensor in reader.tensors:
-        values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+        # a copy: what is not quantised would otherwise be a read-only view of the file
+        values = np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
         if tensor.name in _MODEL_TENSORS:
             name = _MODEL_TENSORS[tensor.name]
         else:
@@ -97,7 +99,7 @@ def read_weights(reader: GGUFReader, config: Mapping[str, Any]) -> dict[str, tor
             name = f"model.layers.{layer}.{_LAYER_TENSORS[part]}.weight"
             if part in heads:
                 values = unpermute_rope_rows(values, heads[part])
-        weights[name] = torch.from_numpy(np.ascontiguousarray(values)).to(torch.bfloat16)
+        weights[name] = torch.from_numpy(values).to(torch.bfloat16)
     return weights
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,8 @@ from dsv41_serving.embedded.student import Divergence, Sample, Student
 from dsv41_serving.errors import Dsv41Error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from tokenizers import Tokenizer
     from transformers import LlamaModel
 
@@ -51,7 +52,9 @@ def count_closed(texts: Sequence[Continuation], ids: SpecialIds) -> int:
 
 def count_expected(texts: Sequence[Continuation], prompts: Sequence[HeldOut], tokenizer: Tokenizer) -> tuple[int, int]:
     """Return how many answers contain what their prompt expects (case ignored), and how many prompts expect something."""
-    judged = [(tokenizer.decode(text.tokens).lower(), prompt.expect) for text, prompt in zip(texts, prompts, strict=True)]
+    judged = [
+        (tokenizer.decode(text.tokens).lower(), prompt.expect) for text, prompt in zip(texts, prompts, strict=True)
+    ]
     asked = [(answer, expect) for answer, expect in judged if expect]
     return sum(any(word.lower() in answer for word in expect) for answer, expect in asked), len(asked)
 
@@ -92,9 +95,7 @@ def measure(
     for thinking in (False, True):
         report(f"held-out check, thinking {'on' if thinking else 'off'}")
         conversations = [encoder.encode([{"role": "user", "content": p.prompt}], thinking=thinking) for p in prompts]
-        texts[thinking] = decode_greedily(
-            network, embeddings, head, conversations, stop=ids.end, max_tokens=max_tokens
-        )
+        texts[thinking] = decode_greedily(network, embeddings, head, conversations, stop=ids.end, max_tokens=max_tokens)
     expected, asked = count_expected(texts[False], prompts, tokenizer)
     count = len(prompts)
     return {

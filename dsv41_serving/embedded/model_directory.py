@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save_file
@@ -12,6 +10,9 @@ from safetensors.torch import save_file
 from dsv41_serving.embedded import special_tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
     import torch
 
     from dsv41_serving.embedded.description import Sampling

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +18,8 @@ from dsv41_serving.embedded.student import Student
 from dsv41_serving.embedded.teacher import write_lessons
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from dsv41_serving.embedded.description import Converted
     from dsv41_serving.embedded.special_tokens import TokenizerJson
@@ -44,7 +43,7 @@ def build(description: Converted, directory: Path, report: Callable[[str], None]
     tokenizer = extend_tokenizer(original, description.renames)
     embeddings = extend_embeddings(weights, tokenizer, original, description.unused_token)
     network = _load_network(config, weights)
-    student, check = _teach(description, network, embeddings, original, tokenizer, report)
+    student, check = _teach(description, network, embeddings, original, tokenizer, report=report)
     held_out.judge(check, description.thresholds, description.name)
     report("writing the model")
     rows, head = student.tables()
@@ -82,10 +81,14 @@ def extend_embeddings(
 
 def _load_network(config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> LlamaModel:
     """Return the transformer in fp32, frozen. fp32, because not every processor multiplies bf16 quickly."""
-    network = LlamaModel(LlamaConfig(**config))
+    network = LlamaModel(LlamaConfig(**{**config, "torch_dtype": "float32"}))
     prefix = "model."
-    network.load_state_dict({name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)})
-    return network.float().eval().requires_grad_(requires_grad=False)
+    network.load_state_dict(
+        {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
+    )
+    network.train(mode=False)
+    network.requires_grad_(requires_grad=False)
+    return network
 
 
 def _teach(
@@ -94,6 +97,7 @@ def _teach(
     embeddings: torch.Tensor,
     original: TokenizerJson,
     tokenizer: TokenizerJson,
+    *,
     report: Callable[[str], None],
 ) -> tuple[Student, dict[str, float | int]]:
     chatml, v41 = Tokenizer.from_str(json.dumps(original)), Tokenizer.from_str(json.dumps(tokenizer))
@@ -112,7 +116,14 @@ def _teach(
     )
     questions = [*description.training_prompts, *(each.prompt for each in description.held_out)]
     lessons = write_lessons(
-        network, embeddings, chatml, questions, answers=description.answers, thoughts=description.thoughts, report=report
+        network,
+        embeddings,
+        chatml,
+        questions,
+        stop=end,
+        answers=description.answers,
+        thoughts=description.thoughts,
+        report=report,
     )
     training, unseen = lessons[: len(description.training_prompts)], lessons[len(description.training_prompts) :]
     initial = held_out.compare_held_out(student, unseen, encoder)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dsv41_serving.embedded.description import Source
 from dsv41_serving.embedded.manifest import hash_file
 from dsv41_serving.errors import InputError
+
+if TYPE_CHECKING:
+    from dsv41_serving.embedded.description import Source
 
 
 def locate(source: Source) -> Path:

@@ -7,8 +7,11 @@ arise here belong to the embedded models alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+# ruff: noqa: RUF001, RUF002  # the tokens are spelt with full-width bars
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 BEGIN: Final = "<｜begin▁of▁sentence｜>"
 END: Final = "<｜end▁of▁sentence｜>"
@@ -89,7 +92,9 @@ def add_special_tokens(tokenizer: TokenizerJson, renames: Mapping[str, str], fir
         if spelling in entries:
             continue
         if next_id in taken:
-            raise ValueError(f"id {next_id} for {spelling!r} is already taken; first_new_id must lie above the vocabulary")
+            raise ValueError(
+                f"id {next_id} for {spelling!r} is already taken; first_new_id must lie above the vocabulary"
+            )
         tokenizer["added_tokens"].append(_entry(next_id, spelling))
         next_id += 1
     tokenizer["added_tokens"].sort(key=lambda token: token["id"])

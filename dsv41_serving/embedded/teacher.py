@@ -6,13 +6,14 @@ alone, so the student has to reproduce their effect without seeing them (context
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dsv41_serving.embedded.decoding import Continuation, decode_greedily
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     import torch
     from tokenizers import Tokenizer
     from transformers import LlamaModel
@@ -48,12 +49,15 @@ def write_lessons(
     tokenizer: Tokenizer,
     questions: Sequence[str],
     *,
+    stop: int,
     answers: Teacher,
     thoughts: Teacher,
     report: Callable[[str], None],
 ) -> list[Lesson]:
-    """Return a lesson for each question. `embeddings` [vocabulary, hidden] also serve as the output head."""
-    stop = tokenizer.token_to_id(END)
+    """Return a lesson for each question.
+
+    `embeddings` [vocabulary, hidden] also serve as the output head; `stop` is the id that ends a reply.
+    """
     written: dict[str, list[Continuation]] = {"answers": [], "thoughts": []}
     for kind, teacher in (("answers", answers), ("thoughts", thoughts)):
         for first in range(0, len(questions), _BATCH):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsv41_serving.embedded import special_tokens
-from dsv41_serving.embedded.description import Checkpoint
 from dsv41_serving.embedded.manifest import FILE_NAME, FileEntry, hash_file, read_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from dsv41_serving.embedded.description import Checkpoint
 
 _INDEX = "model.safetensors.index.json"
 _HEADER_LIMIT = 100_000_000  # bytes; the safetensors library refuses longer headers
@@ -110,7 +113,9 @@ def _check_config(path: Path, checkpoint: Checkpoint | None, remedy: str) -> lis
         for key, wanted in checkpoint.config.items():
             found = config.get(key, text.get(key))
             if found != wanted:
-                return [Problem(f"{key} is {found!r}, {checkpoint.name} has {wanted!r}", str(file), "name the right model")]
+                return [
+                    Problem(f"{key} is {found!r}, {checkpoint.name} has {wanted!r}", str(file), "name the right model")
+                ]
     return problems
 
 
@@ -125,7 +130,9 @@ def _check_tokenizer(path: Path, remedy: str) -> list[Problem]:
         return [Problem("has no added vocabulary", str(file), remedy)]
     missing = [token for token in special_tokens.REQUIRED if token not in present]
     if missing:
-        return [Problem(f"the added vocabulary lacks {', '.join(missing)}", str(file), "use a tokenizer of DeepSeek-V4.1")]
+        return [
+            Problem(f"the added vocabulary lacks {', '.join(missing)}", str(file), "use a tokenizer of DeepSeek-V4.1")
+        ]
     return []
 
 
@@ -152,7 +159,9 @@ def _check_safetensors(file: Path, remedy: str) -> Iterator[Problem]:
         with file.open("rb") as stream:
             header_bytes = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(min(header_bytes, _HEADER_LIMIT)))
-        data_bytes = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+        data_bytes: int = max(
+            (entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0
+        )
     except PermissionError:
         yield Problem("cannot be read", str(file), "let the service's user read it")
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
