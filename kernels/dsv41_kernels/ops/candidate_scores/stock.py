@@ -1,0 +1,66 @@
+"""The engine's consumer on sm_90: every visible tile is visited under a dense mask, then top-k over the context."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dsv41_kernels import layout
+from dsv41_kernels.op import Inputs, Outputs, Problem, StockUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _import(path: str) -> Any:
+    """Import a module of the engine. Raises StockUnavailableError with what is missing."""
+    try:
+        return __import__(path, fromlist=["_"])
+    except ImportError as missing:
+        raise StockUnavailableError(f"{path} cannot be imported: {missing}") from missing
+
+
+def prepare_masked(problem: Problem, inputs: Inputs) -> Callable[[], Outputs]:
+    """DenseBlocksBackend.consume_decode after the projections. The mask is made once per step, by the source, not here."""
+    blocks_module = _import("sglang.kernels.ops.attention.dsv4.candidate_blocks")
+    topk_module = _import("sglang.kernels.ops.attention.dsv4.topk")
+    fp4_indexer = _import("sglang.kernels.ops.attention.dsv4.fp4_indexer")
+    rows, topk, width = len(inputs["length"]), problem["topk"], problem["max_length"]
+    mask = blocks_module.candidate_block_mask(inputs["blocks"], width, 8)
+
+    def run() -> Outputs:
+        plan = topk_module.plan_topk_v2(inputs["length"])
+        scores = fp4_indexer.fp4_index_logits_paged(
+            inputs["query"],
+            inputs["weight"],
+            inputs["request"],
+            inputs["table"],
+            inputs["length"],
+            inputs["keys"],
+            layout.INDEX_SLOTS,
+            width,
+            inputs["ratio"],
+            mask,
+        )
+        index = torch.empty((rows, min(topk, width)), dtype=torch.int32, device=scores.device)
+        topk_module.topk_transform_paged_v2(scores, inputs["length"], None, index, 1, plan)
+        slots = torch.empty((rows, topk), dtype=torch.int32, device=scores.device)
+        fp4_indexer.finish_paged_indexer_topk(
+            index,
+            scores,
+            inputs["length"],
+            inputs["request"],
+            inputs["table"],
+            slots,
+            None,
+            inputs["ratio"],
+            True,  # noqa: FBT003
+        )
+        return {}
+
+    try:
+        run()
+    except (ImportError, RuntimeError, OSError) as failure:
+        raise StockUnavailableError(f"the engine's kernels are compiled at run time and did not build: {failure}") from failure
+    return run
