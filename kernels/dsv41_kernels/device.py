@@ -8,6 +8,8 @@ encoders work on the bits, decoders use exact products. No Blackwell-only conver
 
 from __future__ import annotations
 
+import os
+
 import triton
 import triton.language as tl
 
@@ -19,6 +21,18 @@ V4 = tl.constexpr(0)
 V41 = tl.constexpr(1)
 V41_FP4 = tl.constexpr(2)
 TAGS = {"v4": 0, "v41": 1, "v41_fp4": 2}
+
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@triton.jit
+def dot(a, b, acc):
+    """acc + a b for bfloat16 tiles and a float32 accumulator. The interpreter multiplies float32: it has no bfloat16."""
+    if INTERPRETED:
+        acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    else:
+        acc = tl.dot(a, b, acc)
+    return acc
 
 
 @triton.jit
@@ -85,6 +99,16 @@ def power_of_two(byte):
 
 
 @triton.jit
+def scale_exactly(values, scale):
+    """float16 `values` of at most eight significant bits times power-of-two float32 `scale`, in bfloat16 and exact."""
+    if INTERPRETED:
+        product = values.to(tl.float32) * scale
+    else:
+        product = values.to(tl.bfloat16) * scale.to(tl.bfloat16)
+    return product
+
+
+@triton.jit
 def entry_offsets(
     index, SLOTS: tl.constexpr, PAGE_BYTES: tl.constexpr, DATA_BYTES: tl.constexpr, SCALE_BYTES: tl.constexpr
 ):
@@ -109,27 +133,29 @@ def load_entries(
         scale = decode_e4m3(tl.load(cache + scales[:, None] + tl.arange(0, 32)[None, :], mask=valid, other=0))
         # Values times scale have at most six significant bits and lie within 2^-10..2688: exact in float16 and bfloat16.
         values = tl.reshape(tl.join(decode_e2m1(packed), decode_e2m1(packed >> 4)), (T, 32, 16))
-        return tl.reshape(values * scale[:, :, None], (T, HEAD_DIM)).to(tl.bfloat16)
-    if LAYOUT == V41:
+        entries = tl.reshape(values * scale[:, :, None], (T, HEAD_DIM)).to(tl.bfloat16)
+    elif LAYOUT == V41:
         data, scales = entry_offsets(index, SLOTS, PAGE_BYTES, 512, 16)
         data = tl.multiple_of(data, 512)
         scales = tl.multiple_of(scales, 16)
         code = tl.load(cache + data[:, None] + channel, mask=valid, other=0)
         scale = power_of_two(tl.load(cache + scales[:, None] + tl.arange(0, 16)[None, :], mask=valid, other=127))
-        values = tl.reshape(decode_e4m3(code).to(tl.float32), (T, 16, 32)) * scale[:, :, None]
-        return tl.reshape(values, (T, HEAD_DIM)).to(tl.bfloat16)
-    data, scales = entry_offsets(index, SLOTS, PAGE_BYTES, 576, 8)
-    data = tl.multiple_of(data, 64)
-    scales = tl.multiple_of(scales, 8)
-    nope = channel < NOPE_DIM
-    code = tl.load(cache + data[:, None] + channel, mask=valid & nope, other=0)
-    group = tl.arange(0, 8)[None, :]
-    scale = power_of_two(tl.load(cache + scales[:, None] + group, mask=valid & (group < 7), other=127))
-    values = tl.reshape(decode_e4m3(code).to(tl.float32), (T, 8, 64)) * scale[:, :, None]
-    # The rope channels are read as bfloat16 into the same columns: column 448 + i lies at byte 448 + 2 i.
-    tail = (cache + data[:, None]).to(tl.pointer_type(tl.bfloat16)) + (channel - NOPE_DIM // 2)
-    rope = tl.load(tail, mask=valid & (channel >= NOPE_DIM), other=0.0)
-    return tl.where(nope, tl.reshape(values, (T, HEAD_DIM)).to(tl.bfloat16), rope)
+        values = scale_exactly(tl.reshape(decode_e4m3(code), (T, 16, 32)), scale[:, :, None])
+        entries = tl.reshape(values, (T, HEAD_DIM)).to(tl.bfloat16)
+    else:
+        data, scales = entry_offsets(index, SLOTS, PAGE_BYTES, 576, 8)
+        data = tl.multiple_of(data, 64)
+        scales = tl.multiple_of(scales, 8)
+        nope = channel < NOPE_DIM
+        code = tl.load(cache + data[:, None] + channel, mask=valid & nope, other=0)
+        group = tl.arange(0, 8)[None, :]
+        scale = power_of_two(tl.load(cache + scales[:, None] + group, mask=valid & (group < 7), other=127))
+        values = scale_exactly(tl.reshape(decode_e4m3(code), (T, 8, 64)), scale[:, :, None])
+        # The rope channels are read as bfloat16 into the same columns: column 448 + i lies at byte 448 + 2 i.
+        tail = (cache + data[:, None]).to(tl.pointer_type(tl.bfloat16)) + (channel - NOPE_DIM // 2)
+        rope = tl.load(tail, mask=valid & (channel >= NOPE_DIM), other=0.0)
+        entries = tl.where(nope, tl.reshape(values, (T, HEAD_DIM)).to(tl.bfloat16), rope)
+    return entries
 
 
 @triton.jit

@@ -1,0 +1,331 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+# ruff: noqa: ANN201, PLR2004
+"""Sparse MLA decode: split over the entries, combined with the sink and the inverse rotation.
+
+    program (row, head block, split) of `attend_kernel`          program (row, head) of `combine_kernel`
+
+    entries of the row, in tiles of T                            max over splits and the sink
+    | window 0..127          | selected 0..511        |          sum of exp-weighted partial sums
+    |  split 0  |  split 1   |  split 2  |  split 3   |   ==>    divide, rotate the last 64 channels back
+      each: K = V tile [T, 512] bf16 (exact),                    out [512] bf16
+      s = q K^T, online softmax, acc += p V,
+      partial acc [H, 512], max, sum
+
+The layouts enter in one place (`device.load_entries`): every layout's entry is an exact bfloat16 row, so the tensor-core
+products see what a float32 reference would see. K and V are the same tile, read once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from dsv41_kernels import device
+from dsv41_kernels.layout import HEAD_DIM, LAYOUTS, V4, V41, V41_FP4
+from dsv41_kernels.op import Outputs, UnsupportedProblemError
+
+MAX_ROWS = 65_535
+
+
+@triton.jit
+def _attend_tile(
+    q,
+    acc,
+    m,
+    total,
+    p_cache,
+    p_index,
+    length,
+    start,
+    width,
+    scale,
+    LAYOUT: tl.constexpr,
+    SLOTS: tl.constexpr,
+    PAGE_BYTES: tl.constexpr,
+    T: tl.constexpr,
+):
+    """Fold entries start..start + T of one index row into (acc [H, 512], m [H], total [H])."""
+    o = start + tl.arange(0, T)
+    index = tl.load(p_index + o, mask=o < width, other=-1)
+    valid = (o < length) & (index >= 0)
+    k = device.load_entries(p_cache, index, valid, LAYOUT, SLOTS, PAGE_BYTES, T)
+    s = device.dot(q, tl.trans(k), tl.zeros((q.shape[0], T), tl.float32)) * scale
+    s = tl.where(valid[None, :], s, -float("inf"))
+    m_new = tl.maximum(m, tl.max(s, axis=1))
+    # A head without a valid entry yet keeps m = -inf: subtract 0 there, the exponentials are zero anyway.
+    base = tl.where(m_new == -float("inf"), 0.0, m_new)
+    p = tl.exp2(s - base[:, None])
+    shrink = tl.exp2(m - base)
+    total = total * shrink + tl.sum(p, axis=1)
+    acc = device.dot(p.to(tl.bfloat16), k, acc * shrink[:, None])
+    return acc, m_new, total
+
+
+@triton.jit
+def attend_kernel(
+    p_q,  # [rows, heads, 512] bf16
+    p_window,  # uint8 pages
+    p_window_index,  # [rows, window_width] int32
+    p_window_length,  # [rows] int32
+    p_selected,
+    p_selected_index,
+    p_selected_length,
+    p_acc,  # [rows, splits, heads, 512] fp32
+    p_max,  # [rows, splits, heads] fp32, base 2
+    p_sum,  # [rows, splits, heads] fp32
+    heads,
+    window_width,
+    selected_width,
+    tiles_per_split,
+    scale,  # softmax scale times log2(e)
+    WINDOW_LAYOUT: tl.constexpr,
+    WINDOW_SLOTS: tl.constexpr,
+    WINDOW_PAGE_BYTES: tl.constexpr,
+    SELECTED_LAYOUT: tl.constexpr,
+    SELECTED_SLOTS: tl.constexpr,
+    SELECTED_PAGE_BYTES: tl.constexpr,
+    H: tl.constexpr,
+    T: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Partial attention of one row, head block and split. Tiles count through the window first, then the selection."""
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(2)
+    splits = tl.num_programs(2)
+    o_head = tl.program_id(1) * H + tl.arange(0, H)
+    m_head = o_head < heads
+    o_channel = tl.arange(0, device.HEAD_DIM)
+    o_q = (row * heads + o_head)[:, None] * device.HEAD_DIM + o_channel[None, :]
+    q = tl.load(p_q + o_q, mask=m_head[:, None], other=0.0)
+    window_length = tl.minimum(tl.load(p_window_length + row), window_width)
+    selected_length = tl.minimum(tl.load(p_selected_length + row), selected_width)
+
+    m = tl.full((H,), -float("inf"), tl.float32)
+    total = tl.zeros((H,), tl.float32)
+    acc = tl.zeros((H, device.HEAD_DIM), tl.float32)
+    window_tiles = tl.cdiv(window_width, T)
+    first = split * tiles_per_split
+    last = first + tiles_per_split
+    # Loops end at the row's actual lengths: a short context costs its own work, not the width of the index rows.
+    for tile in tl.range(first, tl.minimum(last, tl.cdiv(window_length, T)), num_stages=STAGES):
+        acc, m, total = _attend_tile(
+            q, acc, m, total, p_window, p_window_index + row * window_width, window_length, tile * T, window_width, scale,
+            WINDOW_LAYOUT, WINDOW_SLOTS, WINDOW_PAGE_BYTES, T,
+        )  # fmt: skip
+    begin = tl.maximum(first - window_tiles, 0)
+    end = tl.minimum(last - window_tiles, tl.cdiv(selected_length, T))
+    for tile in tl.range(begin, end, num_stages=STAGES):
+        acc, m, total = _attend_tile(
+            q, acc, m, total, p_selected, p_selected_index + row * selected_width, selected_length, tile * T,
+            selected_width, scale, SELECTED_LAYOUT, SELECTED_SLOTS, SELECTED_PAGE_BYTES, T,
+        )  # fmt: skip
+
+    o_partial = (row * splits + split) * heads + o_head
+    tl.store(p_max + o_partial, m, mask=m_head)
+    tl.store(p_sum + o_partial, total, mask=m_head)
+    tl.store(p_acc + o_partial[:, None] * device.HEAD_DIM + o_channel[None, :], acc, mask=m_head[:, None])
+
+
+@triton.jit
+def combine_kernel(
+    p_acc,
+    p_max,
+    p_sum,
+    p_sink,  # [heads] fp32, natural base
+    p_table,  # [positions, 64] fp32 cos/sin
+    p_positions,  # [rows]
+    p_out,  # [rows, heads, 512] bf16
+    heads,
+    splits,
+    SPLITS: tl.constexpr,  # splits rounded up to a power of two
+    INVERSE_ROPE: tl.constexpr,
+):
+    """Merge the splits of one row and head, add the sink to the denominator, rotate the tail back."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    o_split = tl.arange(0, SPLITS)
+    m_split = o_split < splits
+    o_partial = (row * splits + o_split) * heads + head
+    mass = tl.load(p_sum + o_partial, mask=m_split, other=0.0)
+    m = tl.load(p_max + o_partial, mask=m_split, other=-float("inf"))
+    sink = tl.load(p_sink + head) * 1.4426950408889634
+    top = tl.maximum(tl.max(m, axis=0), sink)
+    # A sink of +inf takes all the weight; with a sink of -inf and no entries the output is zero.
+    base = tl.where((top == float("inf")) | (top == -float("inf")), 0.0, top)
+    weight = tl.where(mass > 0, tl.exp2(m - base), 0.0)
+    total = tl.sum(weight * mass, axis=0) + tl.exp2(sink - base)
+    weight = tl.where((total > 0) & (total < float("inf")), weight / tl.where(total > 0, total, 1.0), 0.0)
+
+    o_channel = tl.arange(0, device.HEAD_DIM)
+    o_acc = o_partial[:, None] * device.HEAD_DIM + o_channel[None, :]
+    # Splits without entries may hold anything in acc: their weight is zero, but 0 * inf would not be.
+    acc = tl.load(p_acc + o_acc, mask=(m_split & (mass > 0))[:, None], other=0.0)
+    out = tl.sum(acc * weight[:, None], axis=0)
+    if INVERSE_ROPE:
+        position = tl.load(p_positions + row).to(tl.int64)
+        pair = tl.arange(0, device.HEAD_DIM // 2) - device.NOPE_DIM // 2
+        p_angle = p_table + position * 64 + 2 * pair
+        cos = tl.load(p_angle, mask=pair >= 0, other=1.0)
+        sin = tl.load(p_angle + 1, mask=pair >= 0, other=0.0)
+        real, imaginary = tl.split(tl.reshape(out, (device.HEAD_DIM // 2, 2)))
+        out = tl.join(real * cos + imaginary * sin, imaginary * cos - real * sin)
+        out = tl.reshape(out, (device.HEAD_DIM,))
+    tl.store(p_out + (row * heads + head) * device.HEAD_DIM + o_channel, out.to(tl.bfloat16))
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a launch is cut: head block, tile of entries, splits per row, warps, pipeline stages."""
+
+    head_block: int
+    tile: int
+    splits: int
+    warps: int
+    stages: int
+
+
+@functools.cache
+def _processors(index: int) -> int:
+    return torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def plan(rows: int, heads: int, width: int, processors: int) -> Plan:
+    """Choose the cut of a launch from shapes alone, so that a captured graph stays valid for every content.
+
+    Enough splits to give each multiprocessor about two programs, no split below one tile; `width` is the sum of both index
+    widths.
+    """
+    head_block = 16 if heads <= 16 else 32
+    tile = 32
+    tiles = -(-width // tile)
+    blocks = rows * -(-heads // head_block)
+    splits = max(1, min(tiles, 2 * processors // blocks))
+    splits = -(-tiles // -(-tiles // splits))  # equal shares: drop splits that would get no tile
+    return Plan(head_block, tile, splits, 4, 1)
+
+
+def sparse_decode(
+    *,
+    q: torch.Tensor,
+    window_cache: torch.Tensor,
+    window_index: torch.Tensor,
+    window_length: torch.Tensor,
+    window_layout: str,
+    window_slots: int,
+    selected_cache: torch.Tensor | None,
+    selected_index: torch.Tensor | None,
+    selected_length: torch.Tensor | None,
+    selected_layout: str,
+    selected_slots: int,
+    sink: torch.Tensor,
+    scale: float,
+    table: torch.Tensor | None,
+    positions: torch.Tensor | None,
+    cut: Plan | None = None,
+) -> Outputs:
+    """Attend from each row to its window and its selected entries.
+
+    Args:
+        q: [rows, heads, 512] bfloat16, contiguous; heads 1..128.
+        window_cache: uint8 pages of `window_slots` entries in `window_layout` ("v4" or "v41").
+        window_index: [rows, width] int32 cache slots, -1 for none.
+        window_length: [rows] int32; entries from this column on are ignored.
+        window_layout: layout name.
+        window_slots: slots per page, a power of two.
+        selected_cache: as window_cache ("v4", "v41" or "v41_fp4"), None for layers with the window only.
+        selected_index: as window_index.
+        selected_length: as window_length.
+        selected_layout: layout name.
+        selected_slots: slots per page.
+        sink: [heads] float32, a logit without a value; -inf for none.
+        scale: softmax scale.
+        table: [positions, 64] float32 cos/sin to rotate the output's last 64 channels back, None to leave them.
+        positions: [rows] integer query positions, with `table`.
+        cut: overrides `plan`.
+
+    Returns:
+        `out` [rows, heads, 512] bfloat16. A row without entries and sink gives zeros.
+
+    Raises:
+        UnsupportedProblemError: a shape, type or layout the kernel does not serve.
+    """
+    rows, heads, dim = q.shape
+    if q.dtype != torch.bfloat16 or dim != HEAD_DIM or not q.is_contiguous():
+        raise UnsupportedProblemError(
+            f"q must be contiguous bfloat16 [rows, heads, 512], not {q.dtype} {tuple(q.shape)}"
+        )
+    if rows > MAX_ROWS:
+        raise UnsupportedProblemError(
+            f"{rows} rows exceed {MAX_ROWS}: decode and verify only, prefill has its own kernel"
+        )
+    if LAYOUTS[window_layout] not in (V4, V41) or LAYOUTS[selected_layout] not in (V4, V41, V41_FP4):
+        raise UnsupportedProblemError(
+            f"layouts {window_layout} and {selected_layout} are not entry layouts of this kernel"
+        )
+    if (selected_cache is None) != (selected_index is None) or (selected_cache is None) != (selected_length is None):
+        raise UnsupportedProblemError("selected_cache, selected_index and selected_length come together")
+    if (table is None) != (positions is None):
+        raise UnsupportedProblemError("table and positions come together")
+    out = torch.empty_like(q)
+    if rows == 0:
+        return {"out": out}
+    if selected_cache is None or selected_index is None or selected_length is None:
+        # The window stands in for the absent selection, with a width of zero.
+        selected_cache, selected_index, selected_length = window_cache, window_index[:, :0], window_length
+        selected_layout, selected_slots = window_layout, window_slots
+    window_width, selected_width = window_index.shape[1], selected_index.shape[1]
+    if cut is None:
+        processors = _processors(q.device.index) if q.is_cuda else 1
+        cut = plan(rows, heads, window_width + selected_width, processors)
+    tiles = triton.cdiv(window_width, cut.tile) + triton.cdiv(selected_width, cut.tile)
+    partial = (rows, cut.splits, heads)
+    acc = torch.empty((*partial, HEAD_DIM), dtype=torch.float32, device=q.device)
+    maximum = torch.empty(partial, dtype=torch.float32, device=q.device)
+    total = torch.empty(partial, dtype=torch.float32, device=q.device)
+    attend_kernel[(rows, triton.cdiv(heads, cut.head_block), cut.splits)](
+        q,
+        window_cache,
+        window_index,
+        window_length,
+        selected_cache,
+        selected_index,
+        selected_length,
+        acc,
+        maximum,
+        total,
+        heads,
+        window_width,
+        selected_width,
+        triton.cdiv(tiles, cut.splits),
+        scale * math.log2(math.e),
+        WINDOW_LAYOUT=device.TAGS[window_layout],
+        WINDOW_SLOTS=window_slots,
+        WINDOW_PAGE_BYTES=LAYOUTS[window_layout].page_bytes(window_slots),
+        SELECTED_LAYOUT=device.TAGS[selected_layout],
+        SELECTED_SLOTS=selected_slots,
+        SELECTED_PAGE_BYTES=LAYOUTS[selected_layout].page_bytes(selected_slots),
+        H=cut.head_block,
+        T=cut.tile,
+        STAGES=cut.stages,
+        num_warps=cut.warps,
+    )
+    combine_kernel[(rows, heads)](
+        acc,
+        maximum,
+        total,
+        sink,
+        table if table is not None else sink,
+        positions if positions is not None else window_length,
+        out,
+        heads,
+        cut.splits,
+        SPLITS=triton.next_power_of_2(cut.splits),
+        INVERSE_ROPE=table is not None,
+        num_warps=4,
+    )
+    return {"out": out}
