@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from dsv41_serving.errors import InputError
 from dsv41_serving.resources import data_dir
-from dsv41_serving.spec.model import NodeSpec
+from dsv41_serving.spec.model import ContradictionError, NodeSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -63,22 +63,9 @@ def load_spec(
         layers.append((str(node_file), _read_toml(node_file)))
     if overrides:
         layers.append((COMMAND_LINE, _parse_overrides(overrides)))
-    name = profile or next((layer["profile"] for _, layer in reversed(layers) if "profile" in layer), None)
-    if not isinstance(name, str):
-        where = str(node_file) if node_file else "command line"
-        raise InputError(
-            "no profile is named",
-            where=f"{where}, key profile",
-            remedy=f"set it to one of: {', '.join(profile_names())}",
-        )
+    name = _choose_profile(layers, profile)
     profile_file = data_dir("deploy") / "profiles" / f"{name}.toml"
-    if not profile_file.is_file():
-        origin = next((file for file, layer in reversed(layers) if layer.get("profile") == name), "--profile")
-        raise InputError(
-            f"there is no profile '{name}'", where=f"{origin}, key profile", remedy=_suggest(name, profile_names())
-        )
-    label = f"profile {name}"
-    layers.insert(0, (label, {"profile": name, **_read_toml(profile_file)}))
+    layers.insert(0, (f"profile {name}", {"profile": name, **_read_toml(profile_file)}))
 
     merged: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -103,6 +90,28 @@ def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield dotted, value
 
 
+def _choose_profile(layers: Sequence[tuple[str, Mapping[str, Any]]], asked: str | None) -> str:
+    """Return the profile the layers name, else the one that is `asked` for; the two may not disagree."""
+    origin, name = next(
+        ((origin, layer["profile"]) for origin, layer in reversed(layers) if "profile" in layer), ("--profile", asked)
+    )
+    where = f"{origin}, key profile"
+    names = profile_names()
+    if name is None:
+        raise InputError("no profile is named", where=where, remedy=f"name one of: {', '.join(names)}")
+    if not isinstance(name, str):
+        raise InputError(f"value {_show(name)} cannot be used", where=where, remedy=f"name one of: {', '.join(names)}")
+    if name not in names:
+        raise InputError(f"there is no profile '{name}'", where=where, remedy=_suggest(name, names))
+    if asked not in (None, name):
+        raise InputError(
+            f"'{name}' is set here, but --profile asks for '{asked}'",
+            where=where,
+            remedy="leave --profile out, or change the key with --set profile=NAME",
+        )
+    return name
+
+
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -110,10 +119,12 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise InputError(
             "no such file", where=str(path), remedy="name another with --node, or use --profile NAME without a file"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise InputError(
-            f"cannot be read ({error})", where=str(path), remedy="make it readable for this user"
+            f"cannot be read ({error.strerror})", where=str(path), remedy="name a file this user may read"
         ) from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"is not UTF-8 ({error.reason})", where=str(path), remedy="save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"is not TOML: {error}", where=str(path), remedy="correct that line") from None
 
@@ -133,7 +144,9 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         table = result
         *parents, last = key.strip().split(".")
         for parent in parents:
-            table = table.setdefault(parent, {})
+            if not isinstance(table.get(parent), dict):
+                table[parent] = {}  # of two overrides of one key the later one holds
+            table = table[parent]
         table[last] = parsed
     return result
 
@@ -144,6 +157,10 @@ def _merge(
     for key, value in layer.items():
         here = (*path, key)
         dotted = ".".join(here)
+        if isinstance(value, dict) is not isinstance(into.get(key), dict):
+            # A table takes the place of a value or the other way round: what was set there before is gone.
+            for stale in [k for k in origins if k == dotted or k.startswith(f"{dotted}.")]:
+                del origins[stale]
         if isinstance(value, dict):
             if not isinstance(into.get(key), dict):
                 into[key] = {}
@@ -163,21 +180,23 @@ def _explain_all(details: Sequence[ErrorDetails], origins: Mapping[str, str], la
         known = problems.get(problem.where)
         if known is None:
             problems[problem.where] = problem
-        elif known.problem == problem.problem and problem.remedy not in known.remedy:
-            remedy = f"{known.remedy} or {problem.remedy.removeprefix('it should be ')}"
+            continue
+        alternative = problem.remedy.removeprefix("it should be ")
+        if known.problem == problem.problem and alternative not in known.remedy:
+            remedy = f"{known.remedy} or {alternative}"
             problems[problem.where] = InputError(known.problem, where=known.where, remedy=remedy)
     return list(problems.values())
 
 
 def _explain(detail: ErrorDetails, origins: Mapping[str, str], last: str) -> InputError:
     """Turn one pydantic error into one line: file, key, value, remedy."""
-    path = [str(part) for part in detail["loc"] if not _is_union_tag(part)]
-    key = ".".join(path)
-    origin = next((origins[k] for k in _prefixes(path) if k in origins), None)
-    if origin is None:
-        below = [o for k, o in origins.items() if k.startswith(f"{key}.") or not key]
-        origin = next((o for o in reversed(below) if not o.startswith("profile ")), below[0] if below else last)
     kind, value = detail["type"], detail["input"]
+    path = _key_path(detail["loc"])
+    contradiction = detail["ctx"]["error"] if kind == "value_error" else None
+    if isinstance(contradiction, ContradictionError):
+        path += contradiction.key.split(".")
+    key = ".".join(path)
+    origin = _find_origin(path, origins, last)
     if kind == "extra_forbidden":
         known = _known_keys(path[:-1])
         return InputError("unknown key", where=f"{origin}, key {key}", remedy=_suggest(path[-1], known))
@@ -185,23 +204,42 @@ def _explain(detail: ErrorDetails, origins: Mapping[str, str], last: str) -> Inp
         return InputError(
             "is missing", where=f"{origin}, key {key}", remedy="add it; `dsv41 config explain KEY` says what it means"
         )
-    if kind == "value_error":
-        return InputError(str(detail["ctx"]["error"]), where=f"{origin}, key {key}" if key else origin)
-    return InputError(
-        f"value {json.dumps(value, default=str, ensure_ascii=False)} cannot be used",
-        where=f"{origin}, key {key}",
-        remedy=detail["msg"].replace("Input should be", "it should be").lower().replace("tcp", "TCP"),
-    )
+    if contradiction is not None:
+        return InputError(str(contradiction), where=f"{origin}, key {key}")
+    remedy = detail["msg"].replace("Input should be", "it should be").replace("String should", "it should")
+    if kind in {"dict_type", "model_type"}:
+        remedy = f"it should be a table: [{key}]"
+    return InputError(f"value {_show(value)} cannot be used", where=f"{origin}, key {key}", remedy=remedy)
 
 
-def _is_union_tag(part: int | str) -> bool:
-    """Pydantic adds the branch of a union to the location; it is no key the operator wrote."""
-    return isinstance(part, str) and (part in {"int", "float", "str", "bool"} or part.startswith(("literal[", "list[")))
+def _show(value: Any) -> str:
+    return json.dumps(value, default=str, ensure_ascii=False)
 
 
-def _prefixes(path: Sequence[str]) -> Iterator[str]:
+def _key_path(location: Sequence[int | str]) -> list[str]:
+    """Return the keys of a location in which pydantic also names the branches of unions and keys as such.
+
+    The path ends before a list that is one branch of a union: then the value as a whole fits none of them.
+    """
+    path: list[str] = []
+    for part in location:
+        if isinstance(part, str) and part.startswith("list["):
+            break
+        if not (
+            isinstance(part, str) and (part in {"int", "float", "str", "bool", "[key]"} or part.startswith("literal["))
+        ):
+            path.append(str(part))
+    return path
+
+
+def _find_origin(path: Sequence[str], origins: Mapping[str, str], last: str) -> str:
+    """Return who set the value at `path` or, when nobody did, its nearest neighbours: the operator before the profile."""
     for length in range(len(path), 0, -1):
-        yield ".".join(path[:length])
+        prefix = ".".join(path[:length])
+        near = [origin for key, origin in origins.items() if key == prefix or key.startswith(f"{prefix}.")]
+        if near:
+            return next((origin for origin in reversed(near) if not origin.startswith("profile ")), near[0])
+    return last
 
 
 def _known_keys(path: Sequence[str]) -> list[str]:

@@ -15,14 +15,25 @@ FlagValue = Scalar | list[int] | list[str]
 Port = Annotated[int, Field(ge=1024, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
 Bytes = Annotated[int, Field(ge=0)]
+# Names of engines become names of services, units and files.
+EngineName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class ContradictionError(ValueError):
+    """A value that is fine by itself and wrong beside another. `key` names it within the table that is checked."""
+
+    def __init__(self, key: str, problem: str) -> None:
+        """Say what is wrong with `key` and how to mend it."""
+        super().__init__(problem)
+        self.key = key
 
 
 class Table(BaseModel):
     """Base of every table: unknown keys are refused, values are never coerced silently, results are immutable."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Node(Table):
@@ -84,7 +95,7 @@ class EngineRole(Table):
         default=False, description="Allow the GPUs of this server to sit on more than one NUMA node."
     )
     host: str = Field("127.0.0.1", description="Address the server binds. Engines stay on loopback.")
-    port: Port = Field(description="HTTP port of the server.")
+    port: Port = Field(le=65534, description="HTTP port of the server; the next one joins its ranks.")
     bootstrap_port: Port | None = Field(
         None, description="Prefill only: port where decode servers find it. Decode derives it from its prefill."
     )
@@ -105,21 +116,27 @@ class EngineRole(Table):
     @model_validator(mode="after")
     def _consistent(self) -> EngineRole:
         if self.role == "prefill" and self.bootstrap_port is None:
-            raise ValueError("a prefill engine needs bootstrap_port; set it, for example 8998")
+            raise ContradictionError("bootstrap_port", "a prefill engine needs it; set it, for example 8998")
         if self.role != "prefill" and self.bootstrap_port is not None:
-            raise ValueError(
-                "only a prefill engine has a bootstrap_port; remove it (decode derives it from its prefill)"
+            raise ContradictionError(
+                "bootstrap_port", "only a prefill engine has one; remove it (decode derives it from its prefill)"
             )
         if self.tp % self.ep:
-            raise ValueError(f"ep {self.ep} must divide tp {self.tp}")
+            raise ContradictionError(
+                "ep", f"ep {self.ep} does not divide tp {self.tp}; set it to a divisor of tp, such as 1"
+            )
         if self.gpus != "auto":
             twice = sorted({gpu for gpu in self.gpus if self.gpus.count(gpu) > 1})
             if twice:
-                raise ValueError(f"GPU {twice[0]} is listed twice in gpus {self.gpus}; list every GPU once")
+                raise ContradictionError("gpus", f"GPU {twice[0]} is listed twice in {self.gpus}; list every GPU once")
             if len(self.gpus) != self.tp:
-                raise ValueError(f"gpus {self.gpus} has {len(self.gpus)} entries but tp is {self.tp}; make them equal")
+                raise ContradictionError(
+                    "gpus", f"{self.gpus} has {len(self.gpus)} entries but tp is {self.tp}; make them equal"
+                )
         if self.host not in LOOPBACK:
-            raise ValueError(f"engines listen on loopback only, not on '{self.host}'; clients use the router")
+            raise ContradictionError(
+                "host", f"engines listen on loopback only, not on '{self.host}'; remove it, clients use the router"
+            )
         return self
 
 
@@ -152,7 +169,9 @@ class Router(Table):
     @model_validator(mode="after")
     def _guarded(self) -> Router:
         if self.host not in LOOPBACK and not self.api_key_credential:
-            raise ValueError(f"host '{self.host}' is not loopback; set api_key_credential so that callers need a key")
+            raise ContradictionError(
+                "host", f"'{self.host}' is not loopback; set router.api_key_credential so that callers need a key"
+            )
         return self
 
 
@@ -204,7 +223,9 @@ class Provenance(Table):
     @model_validator(mode="after")
     def _backed(self) -> Provenance:
         if self.status == "measured" and not self.result:
-            raise ValueError("status 'measured' needs result, the committed file with the measurement")
+            raise ContradictionError(
+                "result", "status 'measured' needs a result; name the committed file with the measurement"
+            )
         return self
 
 
@@ -216,7 +237,7 @@ class NodeSpec(Table):
     node: Node = Field(default=Node(), description="The machine.")
     model: Model = Field(description="The checkpoint.")
     engine: Engine = Field(description="Settings of every engine.")
-    engines: dict[str, EngineRole] = Field(description="Every server that some shape runs, by name.")
+    engines: dict[EngineName, EngineRole] = Field(description="Every server that some shape runs, by name.")
     shapes: dict[str, list[str]] = Field(description="Name -> servers that run together.")
     router: Router = Field(default=Router(), description="The API.")
     contract: Contract = Field(default=Contract(), description="What clients get.")
@@ -227,18 +248,29 @@ class NodeSpec(Table):
     @model_validator(mode="after")
     def _shape_is_complete(self) -> NodeSpec:
         if self.shape not in self.shapes:
-            raise ValueError(f"shape '{self.shape}' is not one of {sorted(self.shapes)}")
+            raise ContradictionError(
+                "shape", f"there is no shape '{self.shape}'; use one of: {', '.join(sorted(self.shapes))}"
+            )
+        if "router" in self.engines:
+            raise ContradictionError("engines.router", "the router has this name; give the engine another")
         for shape, names in self.shapes.items():
             for name in names:
                 if name not in self.engines:
-                    raise ValueError(f"shapes.{shape} names engine '{name}', which is not under [engines]")
+                    raise ContradictionError(
+                        f"shapes.{shape}",
+                        f"names engine '{name}', which is not under [engines]; add it or remove the name",
+                    )
             roles = [self.engines[name].role for name in names]
             if not roles:
-                raise ValueError(f"shapes.{shape} is empty; name at least one engine")
+                raise ContradictionError(f"shapes.{shape}", "is empty; name at least one engine")
             if "aggregated" in roles and set(roles) != {"aggregated"}:
-                raise ValueError(f"shapes.{shape} mixes aggregated engines with prefill or decode")
+                raise ContradictionError(
+                    f"shapes.{shape}", f"{names} mixes aggregated engines with prefill or decode; use one kind"
+                )
             if "aggregated" not in roles and set(roles) != {"prefill", "decode"}:
-                raise ValueError(f"shapes.{shape} needs at least one prefill and one decode engine")
+                raise ContradictionError(
+                    f"shapes.{shape}", f"{names} lacks a prefill or a decode engine; name at least one of each"
+                )
         return self
 
     def active_engines(self) -> dict[str, EngineRole]:
