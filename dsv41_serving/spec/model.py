@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Scalar = bool | int | float | str
 FlagValue = Scalar | list[int] | list[str]
 Port = Annotated[int, Field(ge=1024, le=65535)]
+EnginePort = Annotated[int, Field(ge=1024, le=65534)]
 Seconds = Annotated[float, Field(gt=0)]
 Bytes = Annotated[int, Field(ge=0)]
 # Names of engines become names of services, units and files.
@@ -95,7 +96,7 @@ class EngineRole(Table):
         default=False, description="Allow the GPUs of this server to sit on more than one NUMA node."
     )
     host: str = Field("127.0.0.1", description="Address the server binds. Engines stay on loopback.")
-    port: Port = Field(le=65534, description="HTTP port of the server; the next one joins its ranks.")
+    port: EnginePort = Field(description="HTTP port of the server; the next one joins its ranks.")
     bootstrap_port: Port | None = Field(
         None, description="Prefill only: port where decode servers find it. Decode derives it from its prefill."
     )
