@@ -81,5 +81,4 @@ def _name_file(error: InputError, loaded: LoadedSpec) -> InputError:
     key = error.where.removeprefix("key ")
     if key == error.where:
         return error
-    origin = next((o for k, o in loaded.origins.items() if k == key or k.startswith(f"{key}.")), "default")
-    return InputError(error.problem, where=f"{origin}, key {key}", remedy=error.remedy)
+    return InputError(error.problem, where=f"{loaded.find_origin(key)}, key {key}", remedy=error.remedy)

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from dsv41_serving.errors import InputError
-from dsv41_serving.plan.flags import check_args, flag_args
+from dsv41_serving.plan.flags import check_args, check_env, flag_args
 from dsv41_serving.plan.model import Placement, Service
 
 if TYPE_CHECKING:
@@ -19,11 +19,13 @@ RENDEZVOUS_PORT_OFFSET = 1
 def plan_engine(spec: NodeSpec, name: str, placement: Placement, *, python: str, model_path: str) -> Service:
     """Return the service of engine `name`, which loads `model_path` with the interpreter `python`.
 
-    Raises InputError for a flag that may not be set by hand, and for a decode engine with no single prefill to pair with.
+    Raises InputError for a flag or variable that may not be set by hand, and for a decode engine with no single prefill to pair with.
     """
     engine = spec.engines[name]
     check_args(spec.engine.args, "engine.args")
     check_args(engine.args, f"engines.{name}.args")
+    check_env(spec.engine.env, "engine.env")
+    check_env(engine.env, f"engines.{name}.env")
     ports = {"http": engine.port, "rendezvous": engine.port + RENDEZVOUS_PORT_OFFSET}
     if engine.bootstrap_port is not None:
         ports["bootstrap"] = engine.bootstrap_port

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsv41_serving.plan.model import RenderedFile
 from dsv41_serving.resources import data_dir
-from dsv41_serving.spec.load import leaves
+from dsv41_serving.spec.load import DEFAULT, leaves
 
 if TYPE_CHECKING:
     from dsv41_serving.plan.build import Installation
@@ -21,7 +21,8 @@ UNIT_DIR = "/etc/systemd/system"
 def render_files(loaded: LoadedSpec, plan: Plan, installation: Installation) -> tuple[RenderedFile, ...]:
     """Return every file of the installation, sorted by path."""
     files = [
-        RenderedFile(path=installation.node_file, text=node_file_text(loaded)),
+        # Without origins: read back on the node, every value comes from this file, and it must not differ from itself.
+        RenderedFile(path=installation.node_file, text=node_file_text(loaded, origins=False)),
         RenderedFile(path=f"{UNIT_DIR}/dsv41.target", text=_fill("dsv41.target", services=_units(plan.services))),
         RenderedFile(path="/etc/dsv41/prometheus/scrape.yml", text=_scrape_config(loaded, plan)),
         *(_unit(loaded, plan, service, installation) for service in plan.services),
@@ -29,12 +30,12 @@ def render_files(loaded: LoadedSpec, plan: Plan, installation: Installation) -> 
     return tuple(sorted(files, key=lambda file: file.path))
 
 
-def node_file_text(loaded: LoadedSpec) -> str:
-    """Return the merged description as one complete node file; each value is followed by its origin."""
-    lines = [f"# The merged description of node '{loaded.spec.node.name}'; every value with its origin.", ""]
+def node_file_text(loaded: LoadedSpec, *, origins: bool = True) -> str:
+    """Return the merged description as one complete node file; with `origins` each value is followed by where it is from."""
+    lines = [f"# The merged description of node '{loaded.spec.node.name}', written by dsv41.", ""]
     by_table: dict[str, list[tuple[str, Any]]] = {}
     for dotted, value in leaves(loaded.spec.model_dump()):
-        if value is None or value == {} or dotted.startswith("provenance."):
+        if value is None or value == {} or dotted.startswith("provenance.sources"):
             continue
         table, _, key = dotted.rpartition(".")
         by_table.setdefault(table, []).append((key, value))
@@ -43,7 +44,8 @@ def node_file_text(loaded: LoadedSpec) -> str:
             lines += ["", f"[{table}]"]
         for key, value in by_table[table]:
             dotted = f"{table}.{key}" if table else key
-            lines.append(f"{key} = {toml_value(value)}  # {loaded.origins.get(dotted, 'default')}")
+            comment = f"  # {loaded.origins.get(dotted, DEFAULT)}" if origins else ""
+            lines.append(f"{key} = {toml_value(value)}{comment}")
     return "\n".join(lines) + "\n"
 
 

@@ -53,17 +53,66 @@ REFUSED: dict[str, str] = {
     "nccl-port": "the plan derives it from engines.NAME.port; remove it",
     "enable-metrics": "metrics are always on; remove it",
     "enable-cache-report": _SAME_ON_BOTH.format(key="cache_report"),
+    "config": "a second file could set anything behind the plan; write its settings here",
+}
+
+# Flag of sglang-router -> why it may not stand in `router.args`.
+REFUSED_BY_ROUTER: dict[str, str] = {
+    "api-key": REFUSED["api-key"],
+    "control-plane-api-keys": "keys come from a credential file, never from a command line; remove it",
+    "worker-urls": "the workers are the engines of the shape; set shape instead",
+    "pd-disaggregation": "the workers are the engines of the shape; set shape instead",
+    "prefill": "the workers are the engines of the shape; set shape instead",
+    "decode": "the workers are the engines of the shape; set shape instead",
+    "host": _OWNED.format(key="router.host"),
+    "port": _OWNED.format(key="router.port"),
+    "policy": _OWNED.format(key="router.policy"),
+    "prometheus-host": "the router's metrics stay on loopback; remove it",
+    "prometheus-port": _OWNED.format(key="router.metrics_port"),
+    "request-timeout-secs": _OWNED.format(key="router.request_timeout_s"),
+    "shutdown-grace-period-secs": _OWNED.format(key="router.drain_timeout_s"),
+    "max-concurrent-requests": _OWNED.format(key="router.max_concurrent_requests"),
+    "queue-timeout-secs": _OWNED.format(key="router.queue_timeout_s"),
+    "retry-max-retries": _OWNED.format(key="router.retries"),
+    "disable-retries": _OWNED.format(key="router.retries"),
+    "cb-failure-threshold": _OWNED.format(key="router.breaker_failures"),
+    "cb-timeout-duration-secs": _OWNED.format(key="router.breaker_open_s"),
+    "health-check-interval-secs": _OWNED.format(key="router.health_interval_s"),
+    "health-check-timeout-secs": _OWNED.format(key="router.health_timeout_s"),
+    "health-failure-threshold": _OWNED.format(key="router.health_failures"),
+}
+
+# Variable of an engine -> why it may not stand in `env`.
+REFUSED_ENV: dict[str, str] = {
+    "CUDA_VISIBLE_DEVICES": _OWNED.format(key="engines.NAME.gpus"),
+    "CUDA_DEVICE_ORDER": "the plan counts GPUs in PCI order; remove it",
+    "SGLANG_DEFAULT_THINKING": _SAME_ON_BOTH.format(key="thinking"),
+    "SGLANG_DSV41_REASONING_EFFORT": _SAME_ON_BOTH.format(key="reasoning_effort"),
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "the supervisor relies on the cheap /health; remove it",
+    "SGLANG_PLATFORM": _OWNED.format(key="engine.device"),
 }
 
 
-def check_args(args: Mapping[str, FlagValue], where: str) -> None:
-    """Raise InputError when `args` (table `where` of the node file) sets a flag that may not stand there."""
+def check_args(args: Mapping[str, FlagValue], where: str, refused: Mapping[str, str] = REFUSED) -> None:
+    """Raise InputError when `args` (table `where` of the node file) sets a flag that may not stand there.
+
+    Both parsers accept any unambiguous beginning of a flag, so the beginning of a refused flag is refused too.
+    """
     for flag in args:
-        reason = REFUSED.get(flag.lstrip("-").replace("_", "-"))
-        if reason:
-            raise InputError(f"--{flag.lstrip('-')} is refused: {reason}", where=f"key {where}.{flag}")
-        if flag.startswith("-"):
-            raise InputError("write the flag without leading '-'", where=f"key {where}.{flag}")
+        name = flag.lstrip("-").replace("_", "-")
+        meant = name if name in refused else next((full for full in refused if full.startswith(name)), None)
+        if meant is not None:
+            short = "" if meant == name else f" (short for --{meant})"
+            raise InputError(f"--{name}{short} is refused: {refused[meant]}", where=f"key {where}.{flag}")
+        if flag != name:
+            raise InputError("is not how a flag is written here", where=f"key {where}.{flag}", remedy=f"write {name}")
+
+
+def check_env(env: Mapping[str, str], where: str) -> None:
+    """Raise InputError when `env` (table `where` of the node file) sets a variable that belongs to the plan."""
+    for name in env:
+        if name in REFUSED_ENV:
+            raise InputError(f"{name} is refused: {REFUSED_ENV[name]}", where=f"key {where}.{name}")
 
 
 def flag_args(args: Mapping[str, FlagValue]) -> Iterator[str]:

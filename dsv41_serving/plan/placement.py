@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 def place_engines(spec: NodeSpec, facts: Facts) -> dict[str, Placement]:
     """Return the placement of every active engine, by name.
 
-    Explicit `gpus` are taken as written; 'auto' engines, in the order of the shape, each take the lowest free GPUs of the
-    first NUMA node that still has enough, so the first engine (prefill) and the second (decode) land on different nodes of
-    a two-socket machine. Raises InputError when a GPU is absent or taken twice, when there are too few, or when a TP group
+    Explicit `gpus` are taken as written; 'auto' engines, in the order of the shape, each take the lowest free GPUs of a NUMA
+    node that still has enough, a node without an engine first: prefill and decode land on different nodes of a two-socket
+    machine, even when one node could hold both. Raises InputError when a GPU is absent or taken twice, when there are too few, or when a TP group
     would span NUMA nodes without `cross_socket`; the error then names the swap that mends it.
     """
     engines = spec.active_engines()
@@ -81,7 +81,8 @@ def _choose(name: str, engine: EngineRole, facts: Facts, taken: Mapping[int, str
     by_node: dict[int | None, list[int]] = {}
     for gpu in free:
         by_node.setdefault(gpu.numa_node, []).append(gpu.index)
-    for node in sorted(by_node, key=lambda n: (n is None, n)):
+    occupied = {gpu.numa_node for gpu in facts.gpus if gpu.index in taken}
+    for node in sorted(by_node, key=lambda n: (n is None, n in occupied, n)):
         if len(by_node[node]) >= engine.tp:
             return sorted(by_node[node])[: engine.tp]
     if len(free) < engine.tp:

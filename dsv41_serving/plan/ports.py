@@ -18,11 +18,12 @@ def check_distinct(services: Sequence[Service]) -> None:
     owner: dict[int, str] = {}
     for service in services:
         for purpose, port in service.ports.items():
-            this = f"{service.name} ({purpose})"
+            key = _key_of(service, purpose)
+            this = f"{service.name} ({purpose}, from {key})"
             if port in owner:
                 raise InputError(
                     f"port {port} is wanted by {owner[port]} and by {this}",
-                    where=f"key {'router' if service.kind == 'router' else f'engines.{service.name}'}",
+                    where=f"key {key}",
                     remedy="give one of them another port",
                 )
             owner[port] = this
@@ -44,6 +45,12 @@ def find_conflicts(services: Sequence[Service], listeners: Iterable[Listener]) -
             )
         )
     return conflicts
+
+
+def _key_of(service: Service, purpose: str) -> str:
+    """Return the key of the node file that decides the port; the rendezvous port follows the HTTP port."""
+    table = "router" if service.kind == "router" else f"engines.{service.name}"
+    return f"{table}.{purpose}_port" if purpose in {"bootstrap", "metrics"} else f"{table}.port"
 
 
 def describe_owner(listener: Listener) -> str:

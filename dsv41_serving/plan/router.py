@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dsv41_serving.plan.flags import flag_args
+from dsv41_serving.plan.flags import REFUSED_BY_ROUTER, check_args, flag_args
 from dsv41_serving.plan.model import Placement, Service
 
 if TYPE_CHECKING:
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 
 def plan_router(spec: NodeSpec, engines: Sequence[Service], *, python: str) -> Service:
-    """Return the router service in front of `engines`."""
+    """Return the router service in front of `engines`. Raises InputError for a flag that may not be set by hand."""
     router = spec.router
+    check_args(router.args, "router.args", REFUSED_BY_ROUTER)
     flags: dict[str, FlagValue] = {
         "host": router.host,
         "port": router.port,

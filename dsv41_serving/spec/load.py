@@ -35,6 +35,10 @@ class LoadedSpec:
     spec: NodeSpec
     origins: Mapping[str, str]
 
+    def find_origin(self, key: str) -> str:
+        """Return who set `key`; for a table, the operator's file before the profile."""
+        return _find_origin(key.split("."), self.origins, DEFAULT)
+
 
 class SpecError(InputError):
     """Every mistake of a node file, one line each."""
