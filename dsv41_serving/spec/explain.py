@@ -42,18 +42,22 @@ def json_schema() -> dict[str, Any]:
 
 def explain_key(loaded: LoadedSpec, key: str) -> KeyExplanation:
     """Explain the dotted `key`. Raises InputError when no such key exists."""
-    field = _find_field(key.split("."))
-    values = dict(leaves(loaded.spec.model_dump()))
-    origin = loaded.origins.get(key, "")
+    path = key.split(".")
+    meaning, annotation, field = _describe(path)
+    if path[0] == "engines" and len(path) > 1 and path[1] not in loaded.spec.engines:
+        known = ", ".join(loaded.spec.engines)
+        raise InputError(f"there is no engine '{path[1]}'", where="engines", remedy=f"use one of: {known}")
+    is_set = any(known == key or known.startswith(f"{key}.") for known in loaded.origins)
+    origin = loaded.find_origin(key) if is_set else DEFAULT
     provenance = loaded.spec.provenance
     from_profile = origin.startswith("profile ")
     return KeyExplanation(
         key=key,
-        meaning=field.description if field and field.description else "a flag passed to the engine as it stands",
-        type=_type_name(field.annotation) if field else "flag value",
+        meaning=meaning,
+        type=_type_name(annotation),
         default=_default_text(field),
-        value=values.get(key),
-        origin=origin or DEFAULT,
+        value=dict(leaves(loaded.spec.model_dump())).get(key),
+        origin=origin,
         source=find_source(provenance.sources, key) if from_profile else "",
         status=f"{provenance.status}" + (f" ({provenance.result})" if provenance.result else "")
         if from_profile
@@ -71,28 +75,33 @@ def find_source(sources: Mapping[str, str], key: str) -> str:
     return ""
 
 
-def _find_field(path: list[str]) -> FieldInfo | None:
-    """Walk the models along `path`; None below a free table (args, env)."""
-    model: Any = NodeSpec
-    field: FieldInfo | None = None
+def _describe(path: list[str]) -> tuple[str, Any, FieldInfo | None]:
+    """Walk the models along `path`; return meaning, type and field. An entry of a free table (args, env) has no field."""
+    meaning, annotation, field = "", NodeSpec, None  # type: str, Any, FieldInfo | None
     for depth, part in enumerate(path):
-        if isinstance(model, type) and issubclass(model, BaseModel):
-            field = model.model_fields.get(part)
+        where = ".".join(path[:depth])
+        if _is_table(annotation):
+            field = annotation.model_fields.get(part)
             if field is None:
-                known = ", ".join(sorted(model.model_fields))
-                where = ".".join(path[:depth]) or "the node file"
-                raise InputError(f"there is no key '{'.'.join(path)}'", where=where, remedy=f"use one of: {known}")
-            model = field.annotation
+                raise InputError(
+                    f"there is no key '{'.'.join(path)}'",
+                    where=where or "the node file",
+                    remedy=f"use one of: {', '.join(sorted(annotation.model_fields))}",
+                )
+            meaning, annotation = field.description or "", field.annotation
+        elif typing.get_origin(annotation) is dict:
+            meaning, annotation, field = f"Entry of {where}. {meaning}", typing.get_args(annotation)[1], None
         else:
-            model = _item_type(model)
-            if not (isinstance(model, type) and issubclass(model, BaseModel)):
-                field = None
-    return field
+            raise InputError(
+                f"there is no key '{'.'.join(path)}'",
+                where=where,
+                remedy="ask for it alone: it is a value, not a table",
+            )
+    return meaning, annotation, field
 
 
-def _item_type(annotation: Any) -> Any:
-    arguments = typing.get_args(annotation)
-    return arguments[1] if typing.get_origin(annotation) is dict else annotation
+def _is_table(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _type_name(annotation: Any) -> str:
@@ -108,7 +117,9 @@ def _type_name(annotation: Any) -> str:
         case origin if origin is list:
             name = f"list of {_type_name(arguments[0])}"
         case origin if origin is dict:
-            name = f"table of {_type_name(arguments[1])}"
+            name = "table of tables" if _is_table(arguments[1]) else f"table of {_type_name(arguments[1])}"
+        case _ if _is_table(annotation):
+            name = "table"
         case _:
             name = "nothing" if annotation is type(None) else str(getattr(annotation, "__name__", annotation))
     return name

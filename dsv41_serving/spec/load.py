@@ -144,7 +144,7 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         try:
             parsed = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
-            parsed = value
+            parsed = value.strip()
         table = result
         *parents, last = key.strip().split(".")
         for parent in parents:
@@ -242,7 +242,7 @@ def _find_origin(path: Sequence[str], origins: Mapping[str, str], last: str) -> 
         prefix = ".".join(path[:length])
         near = [origin for key, origin in origins.items() if key == prefix or key.startswith(f"{prefix}.")]
         if near:
-            return next((origin for origin in reversed(near) if not origin.startswith("profile ")), near[0])
+            return min(reversed(near), key=lambda origin: (origin == DEFAULT, origin.startswith("profile ")))
     return last
 
 
