@@ -106,7 +106,7 @@ def unpack_nibbles(packed: torch.Tensor) -> torch.Tensor:
 
 def group_amax(x: torch.Tensor, group: int) -> torch.Tensor:
     """Largest magnitude of each group of `group` channels, [..., n] to [..., n / group], float32."""
-    return x.float().reshape(*x.shape[:-1], -1, group).abs().amax(dim=-1)
+    return x.float().reshape(*x.shape[:-1], x.shape[-1] // group, group).abs().amax(dim=-1)
 
 
 def spread(scale: torch.Tensor, group: int) -> torch.Tensor:

@@ -88,9 +88,13 @@ def pages_for(slots_needed: int, slots: int) -> int:
     return -(-slots_needed // slots)
 
 
+FILL = 0xA5
+"""What `empty_cache` fills with."""
+
+
 def empty_cache(layout: EntryLayout, pages: int, slots: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """A cache of `pages` pages filled with 0xA5: uint8 [pages, page_bytes]. The fill makes unwritten bytes visible."""
-    return torch.full((pages, layout.page_bytes(slots)), 0xA5, dtype=torch.uint8, device=device)
+    """A cache of `pages` pages filled with FILL, which makes unwritten bytes visible: uint8 [pages, page_bytes]."""
+    return torch.full((pages, layout.page_bytes(slots)), FILL, dtype=torch.uint8, device=device)
 
 
 def encode(layout: EntryLayout, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

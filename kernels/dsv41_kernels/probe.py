@@ -64,12 +64,16 @@ def _load_kernel(
 ):
     o = tl.arange(0, T)
     index = tl.load(p_index + o)
-    entries = device.load_entries(p_cache, index, index >= 0, LAYOUT, SLOTS, PAGE_BYTES, T)
-    tl.store(p_out + o[:, None] * 512 + tl.arange(0, 512)[None, :], entries)
+    even, odd = device.load_entries(p_cache, index, LAYOUT, SLOTS, PAGE_BYTES, T)
+    tl.store(p_out + o[:, None] * 512 + tl.arange(0, 512)[None, :], tl.reshape(tl.join(even, odd), (T, 512)))
+    if LAYOUT == device.V4:
+        tl.debug_barrier()
+        rope = device.load_rope(p_cache, index, SLOTS, PAGE_BYTES)
+        tl.store(p_out + o[:, None] * 512 + 448 + tl.arange(0, 64)[None, :], rope)
 
 
 def load_entries(entry: layout.EntryLayout, cache: torch.Tensor, slots: int, index: torch.Tensor) -> torch.Tensor:
-    """Entries `index` [T] (int32, -1 for none; T a power of two) of a cache, bfloat16 [T, 512]."""
+    """Entries `index` [T] (int32; T a power of two) of a cache, bfloat16 [T, 512]."""
     out = torch.empty(len(index), 512, dtype=torch.bfloat16, device=cache.device)
     _load_kernel[(1,)](
         cache, index, out, LAYOUT=device.TAGS[entry.name], SLOTS=slots, PAGE_BYTES=entry.page_bytes(slots), T=len(index)

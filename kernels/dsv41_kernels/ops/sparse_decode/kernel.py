@@ -30,40 +30,60 @@ from dsv41_kernels.layout import HEAD_DIM, LAYOUTS, V4, V41, V41_FP4
 from dsv41_kernels.op import Outputs, UnsupportedProblemError
 
 MAX_ROWS = 65_535
+LAYOUT_PAIRS = ((V4, V4), (V41, V41), (V41, V41_FP4))
+"""(window, selection) layouts that occur together in the engine."""
 
 
 @triton.jit
 def _attend_tile(
-    q,
-    acc,
+    q_even,  # [H, 256] even channels
+    q_odd,  # [H, 256] odd channels
+    q_rope,  # [H, 64] channels 448..511
+    acc_even,
+    acc_odd,
+    acc_rope,
     m,
     total,
     p_cache,
     p_index,
     length,
     start,
-    width,
     scale,
     LAYOUT: tl.constexpr,
     SLOTS: tl.constexpr,
     PAGE_BYTES: tl.constexpr,
     T: tl.constexpr,
 ):
-    """Fold entries start..start + T of one index row into (acc [H, 512], m [H], total [H])."""
+    """Fold entries start..start + T of one index row into the accumulators, the maxima m [H] and the masses total [H]."""
     o = start + tl.arange(0, T)
-    index = tl.load(p_index + o, mask=o < width, other=-1)
-    valid = (o < length) & (index >= 0)
-    k = device.load_entries(p_cache, index, valid, LAYOUT, SLOTS, PAGE_BYTES, T)
-    s = device.dot(q, tl.trans(k), tl.zeros((q.shape[0], T), tl.float32)) * scale
-    s = tl.where(valid[None, :], s, -float("inf"))
-    m_new = tl.maximum(m, tl.max(s, axis=1))
-    # A head without a valid entry yet keeps m = -inf: subtract 0 there, the exponentials are zero anyway.
-    base = tl.where(m_new == -float("inf"), 0.0, m_new)
-    p = tl.exp2(s - base[:, None])
-    shrink = tl.exp2(m - base)
-    total = total * shrink + tl.sum(p, axis=1)
-    acc = device.dot(p.to(tl.bfloat16), k, acc * shrink[:, None])
-    return acc, m_new, total
+    index = tl.load(p_index + o, mask=o < length, other=-1)
+    valid = index >= 0
+    # An invalid place reads the tile's largest index again instead of unknown bytes; its logit is masked below.
+    safe = tl.max(index, axis=0)
+    if safe >= 0:
+        index = tl.where(valid, index, safe)
+        even, odd = device.load_entries(p_cache, index, LAYOUT, SLOTS, PAGE_BYTES, T)
+        none = tl.zeros((q_even.shape[0], T), tl.float32)
+        # Two sums, each scaled before they are added: one chain over 512 channels would leave the tensor cores waiting, and
+        # without the scaling the compiler would make it one chain.
+        s = device.dot(q_even, tl.trans(even), none) * scale
+        s_odd = device.dot(q_odd, tl.trans(odd), none)
+        if LAYOUT == device.V4:
+            rope = device.load_rope(p_cache, index, SLOTS, PAGE_BYTES)
+            s_odd = device.dot(q_rope, tl.trans(rope), s_odd)
+        s = tl.where(valid[None, :], s + s_odd * scale, -float("inf"))
+        # Some entry of the tile is valid, so the maximum is finite.
+        m_new = tl.maximum(m, tl.max(s, axis=1))
+        p = tl.exp2(s - m_new[:, None])
+        shrink = tl.exp2(m - m_new)
+        m = m_new
+        total = total * shrink + tl.sum(p, axis=1)
+        p = device.to_bfloat16(p)
+        acc_even = device.dot(p, even, acc_even * shrink[:, None])
+        acc_odd = device.dot(p, odd, acc_odd * shrink[:, None])
+        if LAYOUT == device.V4:
+            acc_rope = device.dot(p, rope, acc_rope * shrink[:, None])
+    return acc_even, acc_odd, acc_rope, m, total
 
 
 @triton.jit
@@ -98,37 +118,47 @@ def attend_kernel(
     split = tl.program_id(2)
     splits = tl.num_programs(2)
     o_head = tl.program_id(1) * H + tl.arange(0, H)
-    m_head = o_head < heads
-    o_channel = tl.arange(0, device.HEAD_DIM)
-    o_q = (row * heads + o_head)[:, None] * device.HEAD_DIM + o_channel[None, :]
-    q = tl.load(p_q + o_q, mask=m_head[:, None], other=0.0)
+    m_head = o_head[:, None] < heads
     window_length = tl.minimum(tl.load(p_window_length + row), window_width)
     selected_length = tl.minimum(tl.load(p_selected_length + row), selected_width)
-
+    o_channel = tl.arange(0, device.HEAD_DIM)[None, :]
+    o_rope = tl.arange(0, 64)[None, :] + device.NOPE_DIM
+    p_row = p_q + (row * heads + o_head)[:, None] * device.HEAD_DIM
+    q_even, q_odd = tl.split(tl.reshape(tl.load(p_row + o_channel, mask=m_head, other=0.0), (H, 256, 2)))
+    q_rope = tl.load(p_row + o_rope, mask=m_head, other=0.0)
+    acc_even = tl.zeros((H, 256), tl.float32)
+    acc_odd = tl.zeros((H, 256), tl.float32)
+    acc_rope = tl.zeros((H, 64), tl.float32)
     m = tl.full((H,), -float("inf"), tl.float32)
     total = tl.zeros((H,), tl.float32)
-    acc = tl.zeros((H, device.HEAD_DIM), tl.float32)
+
     window_tiles = tl.cdiv(window_width, T)
     first = split * tiles_per_split
     last = first + tiles_per_split
     # Loops end at the row's actual lengths: a short context costs its own work, not the width of the index rows.
     for tile in tl.range(first, tl.minimum(last, tl.cdiv(window_length, T)), num_stages=STAGES):
-        acc, m, total = _attend_tile(
-            q, acc, m, total, p_window, p_window_index + row * window_width, window_length, tile * T, window_width, scale,
-            WINDOW_LAYOUT, WINDOW_SLOTS, WINDOW_PAGE_BYTES, T,
+        acc_even, acc_odd, acc_rope, m, total = _attend_tile(
+            q_even, q_odd, q_rope, acc_even, acc_odd, acc_rope, m, total, p_window, p_window_index + row * window_width, window_length,
+            tile * T, scale, WINDOW_LAYOUT, WINDOW_SLOTS, WINDOW_PAGE_BYTES, T,
         )  # fmt: skip
     begin = tl.maximum(first - window_tiles, 0)
     end = tl.minimum(last - window_tiles, tl.cdiv(selected_length, T))
     for tile in tl.range(begin, end, num_stages=STAGES):
-        acc, m, total = _attend_tile(
-            q, acc, m, total, p_selected, p_selected_index + row * selected_width, selected_length, tile * T,
-            selected_width, scale, SELECTED_LAYOUT, SELECTED_SLOTS, SELECTED_PAGE_BYTES, T,
+        acc_even, acc_odd, acc_rope, m, total = _attend_tile(
+            q_even, q_odd, q_rope, acc_even, acc_odd, acc_rope, m, total, p_selected, p_selected_index + row * selected_width,
+            selected_length, tile * T, scale, SELECTED_LAYOUT, SELECTED_SLOTS, SELECTED_PAGE_BYTES, T,
         )  # fmt: skip
 
     o_partial = (row * splits + split) * heads + o_head
-    tl.store(p_max + o_partial, m, mask=m_head)
-    tl.store(p_sum + o_partial, total, mask=m_head)
-    tl.store(p_acc + o_partial[:, None] * device.HEAD_DIM + o_channel[None, :], acc, mask=m_head[:, None])
+    tl.store(p_max + o_partial, m, mask=o_head < heads)
+    tl.store(p_sum + o_partial, total, mask=o_head < heads)
+    p_partial = p_acc + o_partial[:, None] * device.HEAD_DIM
+    acc = tl.reshape(tl.join(acc_even, acc_odd), (H, device.HEAD_DIM))
+    if WINDOW_LAYOUT == device.V4:
+        tl.store(p_partial + o_channel, acc, mask=m_head & (o_channel < device.NOPE_DIM))
+        tl.store(p_partial + o_rope, acc_rope, mask=m_head)
+    else:
+        tl.store(p_partial + o_channel, acc, mask=m_head)
 
 
 @triton.jit
@@ -168,14 +198,8 @@ def combine_kernel(
     out = tl.sum(acc * weight[:, None], axis=0)
     if INVERSE_ROPE:
         position = tl.load(p_positions + row).to(tl.int64)
-        pair = tl.arange(0, device.HEAD_DIM // 2) - device.NOPE_DIM // 2
-        p_angle = p_table + position * 64 + 2 * pair
-        cos = tl.load(p_angle, mask=pair >= 0, other=1.0)
-        sin = tl.load(p_angle + 1, mask=pair >= 0, other=0.0)
-        real, imaginary = tl.split(tl.reshape(out, (device.HEAD_DIM // 2, 2)))
-        out = tl.join(real * cos + imaginary * sin, imaginary * cos - real * sin)
-        out = tl.reshape(out, (device.HEAD_DIM,))
-    tl.store(p_out + (row * heads + head) * device.HEAD_DIM + o_channel, out.to(tl.bfloat16))
+        out = device.rotate_tail(out, p_table + position * 64, 512, 64, True)
+    tl.store(p_out + (row * heads + head) * device.HEAD_DIM + o_channel, device.to_bfloat16(out))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,9 +287,9 @@ def sparse_decode(
         raise UnsupportedProblemError(
             f"{rows} rows exceed {MAX_ROWS}: decode and verify only, prefill has its own kernel"
         )
-    if LAYOUTS[window_layout] not in (V4, V41) or LAYOUTS[selected_layout] not in (V4, V41, V41_FP4):
+    if (LAYOUTS[window_layout], LAYOUTS[selected_layout]) not in LAYOUT_PAIRS:
         raise UnsupportedProblemError(
-            f"layouts {window_layout} and {selected_layout} are not entry layouts of this kernel"
+            f"window {window_layout} with selection {selected_layout}; served are v4+v4, v41+v41 and v41+v41_fp4"
         )
     if (selected_cache is None) != (selected_index is None) or (selected_cache is None) != (selected_length is None):
         raise UnsupportedProblemError("selected_cache, selected_index and selected_length come together")
