@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dsv41_serving.embedded.manifest import FILE_NAME
 from dsv41_serving.embedded.verify import verify_model
 from dsv41_serving.errors import InputError
 
@@ -35,10 +36,11 @@ def fetch_or_build(cache_dir: Path, entry: str, build: Callable[[Path], None], r
 def _fetch_or_build_locked(cache_dir: Path, entry: str, build: Callable[[Path], None], report: Report) -> Path:
     target = cache_dir / entry
     if target.exists():
-        problems = verify_model(target, full=True)
-        if not problems:
+        # Without its manifest a directory may be anything; it was not published here.
+        damage = verify_model(target, full=True) if (target / FILE_NAME).exists() else [f"{target} has no {FILE_NAME}"]
+        if not damage:
             return target
-        report(f"the cached model is damaged and will be made again ({problems[0]})")
+        report(f"the cached model is damaged and will be made again ({damage[0]})")
         shutil.rmtree(target)
     prefix = f".{entry}.making-"
     # Whoever holds the lock is the only builder, so these are remains of one that was killed.
