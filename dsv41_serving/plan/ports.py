@@ -57,5 +57,5 @@ def describe_owner(listener: Listener) -> str:
     """Return 'pid 123 (command line)' of a listener, or who it belongs to when the pid may not be read."""
     if listener.pid is None:
         return f"a process of uid {listener.uid} that this user may not inspect"
-    command = " ".join(listener.command or ())
+    command = " ".join(" ".join(listener.command or ()).split())  # a process title is padded with blanks
     return f"pid {listener.pid} ({command[:80]}{'…' if len(command) > 80 else ''})"  # noqa: PLR2004 - fits a terminal

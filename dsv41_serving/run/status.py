@@ -105,8 +105,9 @@ def _row(record: ServiceRecord, page: MetricsPage | None) -> ServiceStatus:
         port=record.port,
         model=record.model,
         uptime_s=seconds_since(record.ready_at) if record.ready_at is not None and record.alive else None,
-        running=_count(page, RUNNING) if serving else None,
-        queued=_count(page, QUEUED) if serving else None,
+        # A scheduler first exports these gauges after some steps; until then it has nothing to count.
+        running=round(page.total(RUNNING)) if page and serving else None,
+        queued=round(page.total(QUEUED)) if page and serving else None,
         kv_used_tokens=_count(page, KV_USED) if serving else None,
         kv_capacity_tokens=_count(page, KV_CAPACITY) if serving else None,
         restarts=record.restarts,

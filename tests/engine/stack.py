@@ -1,0 +1,135 @@
+"""Drive the real stack through its command line, as a person would."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+
+from dsv41_serving.run.record import ServiceRecord
+
+PORTS = {
+    "engines.prefill.port": 32100,
+    "engines.prefill.bootstrap_port": 32198,
+    "engines.decode.port": 32200,
+    "router.port": 32001,
+    "router.metrics_port": 32091,
+}
+MODEL = "deepseek-v4.1-flash"
+START_TIMEOUT_S = 400.0
+
+
+@dataclass
+class StackUnderTest:
+    """One node description with a state directory and ports of its own."""
+
+    state_dir: Path
+    overrides: list[str] = field(default_factory=list)
+
+    @property
+    def command(self) -> list[str]:
+        settings = [f"{key}={value}" for key, value in PORTS.items()]
+        settings += [f'node.state_dir="{self.state_dir}"', *self.overrides]
+        options = [part for setting in settings for part in ("--set", setting)]
+        return [sys.executable, "-m", "dsv41_serving", "--profile", "embedded", *options]
+
+    def run(self, *verb: str, timeout: float = START_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*self.command, *verb], capture_output=True, text=True, timeout=timeout, check=False)
+
+    def spawn(self, *verb: str, **options: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([*self.command, *verb], **options)
+
+    def up(self) -> str:
+        done = self.run("up", "--detach")
+        assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-2000:]}\n{self.logs()}"
+        return done.stdout
+
+    def down(self) -> str:
+        done = self.run("down")
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def status(self) -> dict[str, dict[str, Any]]:
+        return {row["service"]: row for row in json.loads(self.run("status", "--json").stdout)}
+
+    def record(self, service: str) -> ServiceRecord:
+        text = (self.state_dir / "run" / f"service-{service}.json").read_text()
+        return ServiceRecord.model_validate_json(text)
+
+    def stack_pid(self) -> int:
+        return int(json.loads((self.state_dir / "run" / "up.json").read_text())["pid"])
+
+    def stack_state(self) -> str:
+        return str(json.loads((self.state_dir / "run" / "up.json").read_text())["state"])
+
+    def logs(self) -> str:
+        parts = []
+        for path in sorted((self.state_dir / "log").glob("*.log")):
+            parts.append(f"--- {path.name}\n{path.read_text(errors='replace')[-1500:]}")
+        return "\n".join(parts)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{PORTS['router.port']}"
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120, **options)
+
+    def metric(self, service: str, name: str) -> float:
+        port = PORTS[f"engines.{service}.port"]
+        page = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
+        return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
+
+    def kill(self, service: str) -> int:
+        pid = self.record(service).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+
+def wait_until(condition: Any, timeout_s: float, what: str) -> None:
+    """Poll `condition` until it holds; fail with `what` when it never does."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if condition():
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"within {timeout_s:.0f} s: {what}")
+
+
+def processes_of(records: list[ServiceRecord]) -> list[str]:
+    """Return 'pid name' of every process that still belongs to a recorded session."""
+    sessions = {str(record.pid) for record in records}
+    alive = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            head, _, rest = stat.read_text().rpartition(")")
+        except OSError:
+            continue
+        state, _parent, _group, session = rest.split()[:4]
+        if session in sessions and state not in "ZX":
+            alive.append(head)
+    return alive
+
+
+def shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def listening_ports() -> set[int]:
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            local, state = line.split()[1], line.split()[3]
+            if state == "0A":
+                ports.add(int(local.rsplit(":", 1)[1], 16))
+    return ports & set(PORTS.values())
