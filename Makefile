@@ -61,7 +61,7 @@ test-gpu: $(ENV)
 	$(BIN)/pytest tests/gpu
 
 measure: $(ENV)
-	@$(BIN)/python -m dsv41_serving.bench.embedded deploy/results/embedded.json
+	@$(BIN)/python -m dsv41_serving.bench.embedded deploy/results/embedded.json --readme README.md
 
 lock:
 	@$(BIN)/uv pip compile pyproject.toml --all-extras --python-version 3.11 --universal --generate-hashes --no-header --no-annotate --quiet --output-file requirements.lock

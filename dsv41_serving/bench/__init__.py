@@ -1,0 +1,1 @@
+"""Measure, and write down what was measured with everything needed to measure it again."""

@@ -1,0 +1,47 @@
+"""What a result must say beside its numbers: when, where, with which versions and which command."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("dsv41-serving", "sglang", "sglang-router", "nixl", "torch", "triton")
+
+
+def describe_run(command: str) -> dict[str, Any]:
+    """Return date, command, commit, versions and machine of a measurement."""
+    return {
+        "date": datetime.now(tz=UTC).date().isoformat(),
+        "command": command,
+        "commit": _commit(),
+        "versions": {"python": sys.version.split()[0], **{name: _version(name) for name in PACKAGES}},
+        "machine": {
+            "cpu": _first_match("/proc/cpuinfo", r"model name\s*:\s*(.+)"),
+            "cores": os.cpu_count(),
+            "memory_gib": round(int(_first_match("/proc/meminfo", r"MemTotal:\s*(\d+)") or 0) / 2**20, 1),
+            "kernel": os.uname().release,
+        },
+    }
+
+
+def _commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _first_match(path: str, pattern: str) -> str:
+    found = re.search(pattern, Path(path).read_text(encoding="utf-8", errors="replace"))
+    return found[1].strip() if found else ""
