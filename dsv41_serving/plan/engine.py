@@ -110,8 +110,8 @@ def _bootstrap_port(spec: NodeSpec, name: str) -> int:
     if len(ports) != 1:
         raise InputError(
             f"decode needs one bootstrap port, the prefill engines have {sorted(ports)}",
-            where=f"key engines.{name}",
-            remedy="give all prefill engines of one node the same address, or run one prefill engine",
+            where=f"key shapes.{spec.shape}",
+            remedy="keep one prefill engine in the shape",
         )
     return ports.pop()
 
