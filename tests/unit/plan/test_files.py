@@ -1,0 +1,218 @@
+"""The files of an installation: what they say, and that writing and comparing them is safe to repeat."""
+
+from __future__ import annotations
+
+import json
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dsv41_serving.errors import InputError
+from dsv41_serving.plan import Plan, make_plan
+from dsv41_serving.plan.files import node_file_text, toml_value
+from dsv41_serving.plan.install import diff_files, locate, write_files
+from dsv41_serving.spec import load_spec, profile_names
+from tests.unit.plan.machines import INSTALLATION, plan_for, turn_into
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dsv41_serving.facts import Facts
+
+UNITS = "/etc/systemd/system"
+
+
+@pytest.fixture(scope="module")
+def plan(two_sockets: Facts) -> Plan:
+    """Return the plan of an H200 node."""
+    return plan_for(two_sockets, "h200x8", "node.name=left")
+
+
+def text_of(plan: Plan, path: str) -> str:
+    """Return the text of one rendered file."""
+    return next(file.text for file in plan.files if file.path == path)
+
+
+def directives(unit: str) -> dict[str, list[str]]:
+    """Return the settings of a unit, by name."""
+    found: dict[str, list[str]] = {}
+    for line in unit.splitlines():
+        if "=" in line and not line.startswith("#"):
+            name, _, value = line.partition("=")
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def test_these_files_make_an_installation(plan: Plan) -> None:
+    """One unit for each service, the target, the node file and the scrape jobs."""
+    assert [file.path for file in plan.files] == [
+        "/etc/dsv41/node.toml",
+        "/etc/dsv41/prometheus/scrape.yml",
+        f"{UNITS}/dsv41-decode.service",
+        f"{UNITS}/dsv41-prefill.service",
+        f"{UNITS}/dsv41-router.service",
+        f"{UNITS}/dsv41.target",
+    ]
+    assert {file.mode for file in plan.files} == {0o644}
+
+
+def test_an_engine_unit_runs_the_role_on_its_node(plan: Plan) -> None:
+    """Command, user, memory policy and limits are those of the plan."""
+    unit = directives(text_of(plan, f"{UNITS}/dsv41-decode.service"))
+    assert unit["ExecStart"] == ["/opt/dsv41/bin/python -m dsv41_serving --node /etc/dsv41/node.toml run decode"]
+    assert unit["User"] == ["dsv41"]
+    assert unit["Type"] == ["notify"]
+    assert (unit["NUMAPolicy"], unit["NUMAMask"], unit["CPUAffinity"]) == (["bind"], ["1"], ["numa"])
+    assert unit["LimitMEMLOCK"] == ["infinity"]
+    assert (unit["TimeoutStartSec"], unit["TimeoutStopSec"]) == (["900"], ["150"])
+    assert unit["ReadWritePaths"] == ["/var/lib/dsv41 /var/cache/dsv41"]
+    assert unit["PartOf"] == ["dsv41.target"]
+
+
+def test_units_stop_in_the_order_of_the_plan(plan: Plan) -> None:
+    """Systemd stops in the reverse of the start order: router, prefill, decode."""
+    before = {
+        name: directives(text_of(plan, f"{UNITS}/dsv41-{name}.service")).get("Before", [""])[0].split()
+        for name in ("prefill", "decode", "router")
+    }
+    assert before == {
+        "prefill": ["dsv41-router.service"],
+        "decode": ["dsv41-router.service", "dsv41-prefill.service"],
+        "router": [],
+    }
+    router = directives(text_of(plan, f"{UNITS}/dsv41-router.service"))
+    engines = "dsv41-prefill.service dsv41-decode.service"
+    assert (router["Requires"], router["After"]) == ([engines], [engines])
+
+
+def test_an_engine_over_both_sockets_is_bound_to_none(two_sockets: Facts) -> None:
+    """A policy of one node would put half its memory far away."""
+    unit = directives(text_of(plan_for(two_sockets, "h200x8", "shape=tp8"), f"{UNITS}/dsv41-whole.service"))
+    assert not {"NUMAPolicy", "NUMAMask", "CPUAffinity"} & unit.keys()
+
+
+def test_the_target_wants_every_service(plan: Plan) -> None:
+    """Starting it starts everything; each unit is part of it, so stopping it stops everything."""
+    target = directives(text_of(plan, f"{UNITS}/dsv41.target"))
+    assert target["Wants"][0] == "dsv41-prefill.service dsv41-decode.service dsv41-router.service"
+
+
+def test_no_directive_is_empty_and_no_placeholder_is_left(two_sockets: Facts) -> None:
+    """An empty ordering directive would reset the list; two settings are empty because that is their meaning."""
+    for profile in profile_names():
+        for shape in load_spec(profile=profile).spec.shapes:
+            plan = plan_for(turn_into(two_sockets, profile), profile, f"shape={shape}")
+            for file in plan.files:
+                assert "$" not in file.text
+                empty = {name for name, values in directives(file.text).items() if "" in values}
+                if file.path.endswith((".service", ".target")):
+                    assert empty <= {"CapabilityBoundingSet", "AmbientCapabilities"}
+
+
+def test_prometheus_scrapes_every_service(plan: Plan) -> None:
+    """YAML takes JSON as it stands; labels say which node and role a sample is of."""
+    jobs = json.loads(text_of(plan, "/etc/dsv41/prometheus/scrape.yml"))["scrape_configs"]
+    assert [(job["job_name"], job["metrics_path"], job["scrape_interval"]) for job in jobs] == [
+        ("dsv41-engine-prefill", "/metrics", "5s"),
+        ("dsv41-engine-decode", "/metrics", "5s"),
+        ("dsv41-router-router", "/metrics", "5s"),
+    ]
+    assert [job["static_configs"] for job in jobs] == [
+        [{"targets": [target], "labels": {"node": "left", "service": name, "role": name}}]
+        for target, name in (
+            ("127.0.0.1:30100", "prefill"),
+            ("127.0.0.1:30200", "decode"),
+            ("127.0.0.1:29000", "router"),
+        )
+    ]
+
+
+@pytest.mark.parametrize("profile", profile_names())
+def test_the_node_file_is_the_whole_description(two_sockets: Facts, tmp_path: Path, profile: str) -> None:
+    """Read back it gives the same description, and the same files again: a node never differs from itself."""
+    loaded = load_spec(profile=profile, overrides=["node.name=left", "router.port=31000", "engine.args.log-level=warn"])
+    plan = make_plan(loaded, turn_into(two_sockets, profile), INSTALLATION)
+    installed = tmp_path / "node.toml"
+    installed.write_text(text_of(plan, "/etc/dsv41/node.toml"), encoding="utf-8")
+    again = load_spec(installed)
+    assert again.spec == loaded.spec
+    assert make_plan(again, turn_into(two_sockets, profile), INSTALLATION) == plan
+
+
+def test_the_description_says_of_every_value_where_it_is_from(tmp_path: Path) -> None:
+    """As `config show` prints it; the comments do not change what is read."""
+    loaded = load_spec(profile="h200x8", overrides=["router.port=31000"])
+    lines = node_file_text(loaded).splitlines()
+    assert "port = 31000  # --set" in lines
+    assert "context_length = 524288  # profile h200x8" in lines
+    assert "retention_days = 30  # default" in lines
+    shown = tmp_path / "shown.toml"
+    shown.write_text("\n".join(lines), encoding="utf-8")
+    assert load_spec(shown).spec == loaded.spec
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (True, "true"),
+        (False, "false"),
+        (5, "5"),
+        (0.5, "0.5"),
+        ([1, 2], "[1, 2]"),
+        (["a", "b"], '["a", "b"]'),
+        ([], "[]"),
+        ('a "b" \\ c\n#é', '"a \\"b\\" \\\\ c\\n#é"'),
+    ],
+)
+def test_values_are_written_as_toml(value: object, text: str) -> None:
+    """A boolean is no number, and text is escaped."""
+    assert toml_value(value) == text
+
+
+def test_files_are_written_once(plan: Plan, tmp_path: Path) -> None:
+    """The second run finds nothing to do, and leaves no temporary file behind."""
+    assert write_files(plan, tmp_path) == [locate(file, tmp_path) for file in plan.files]
+    assert write_files(plan, tmp_path) == []
+    assert diff_files(plan, tmp_path) == ""
+    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert written == {file.path.lstrip("/") for file in plan.files}
+    for file in plan.files:
+        path = locate(file, tmp_path)
+        assert path.read_text(encoding="utf-8") == file.text
+        assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_a_difference_is_shown_and_mended(plan: Plan, tmp_path: Path) -> None:
+    """From what is installed to what the plan says; one write mends that one file."""
+    write_files(plan, tmp_path)
+    unit = tmp_path / "etc/systemd/system/dsv41-decode.service"
+    unit.write_text(unit.read_text().replace("NUMAMask=1", "NUMAMask=0"), encoding="utf-8")
+    lines = diff_files(plan, tmp_path).splitlines()
+    assert lines[:2] == [f"--- {unit}", f"+++ {UNITS}/dsv41-decode.service (plan)"]
+    assert [line for line in lines if line.startswith(("-N", "+N"))] == ["-NUMAMask=0", "+NUMAMask=1"]
+    assert write_files(plan, tmp_path) == [unit]
+    assert diff_files(plan, tmp_path) == ""
+
+
+def test_an_absent_file_differs_as_a_whole(plan: Plan, tmp_path: Path) -> None:
+    """Before the first installation everything is new."""
+    lines = diff_files(plan, tmp_path).splitlines()
+    assert lines.count("--- /dev/null") == len(plan.files)
+    assert sum(line.startswith("-") for line in lines) == len(plan.files)
+    assert not (tmp_path / "etc").exists()
+
+
+def test_a_place_that_cannot_be_written_or_read_is_one_line(plan: Plan, tmp_path: Path) -> None:
+    """A file where a directory must be, a directory where a file must be."""
+    (tmp_path / "etc").write_text("")
+    with pytest.raises(InputError) as error:
+        write_files(plan, tmp_path)
+    where = tmp_path / "etc/dsv41/node.toml"
+    assert str(error.value).startswith(f"{where}: cannot be ")
+    other = tmp_path / "other"
+    (other / "etc/dsv41/node.toml").mkdir(parents=True)
+    with pytest.raises(InputError) as error:
+        diff_files(plan, other)
+    assert "Is a directory" in str(error.value)
+    assert str(error.value).endswith("make it readable for this user")
