@@ -18,7 +18,7 @@ class StartHistory:
 
     def expected_s(self, phase: str) -> float | None:
         """Return the median seconds `phase` took, or None when it was never recorded."""
-        durations = [start[phase] for start in self._read() if phase in start]
+        durations = [start[phase] for start in self._read() if isinstance(start.get(phase), int | float)]
         return statistics.median(durations) if durations else None
 
     def add(self, durations: dict[str, float]) -> None:
@@ -32,6 +32,6 @@ class StartHistory:
     def _read(self) -> list[dict[str, float]]:
         try:
             starts = json.loads(self._path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, json.JSONDecodeError):
+        except (FileNotFoundError, ValueError):
             return []
         return [start for start in starts if isinstance(start, dict)] if isinstance(starts, list) else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 
 
 class Notifier:
@@ -46,5 +47,6 @@ class Notifier:
             return
         # An address that begins with '@' is in the abstract namespace, written with a leading NUL.
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+            # A manager that is restarting itself does not listen for a moment: no reason to end what it manages.
             channel.sendto(message.encode(), address)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from dsv41_serving.facts import read_process
 
@@ -36,6 +35,8 @@ class ServiceRecord(_Record):
     """Main process of the service; also the id of the session that holds its whole process tree."""
     start_ticks: int | None = None
     """Start of `pid` in clock ticks since boot: pid and start_ticks together name one process."""
+    boot: str = ""
+    """The boot, as `current_boot` names it, in which `pid` was given."""
     supervisor_pid: int
     port: int
     url: str
@@ -80,6 +81,13 @@ def is_process(pid: int, start_ticks: int) -> bool:
     """Return whether `pid` runs now and is the process that started at `start_ticks`; a zombie does not run."""
     process = read_process(pid)
     return process is not None and process.start_ticks == start_ticks and process.state not in {"Z", "X"}
+
+
+def current_boot() -> str:
+    """Return a name for the time since the machine or the container started: pids of an earlier one mean nothing now."""
+    first = read_process(1)
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot_id}/{first.start_ticks if first else 'hidden'}"
 
 
 def own_start_ticks() -> int:
@@ -136,8 +144,8 @@ class Records:
     def _read(path: Path, model: type[_R]) -> _R | None:
         try:
             return model.model_validate_json(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValidationError, json.JSONDecodeError):
-            return None  # absent, or written by another version: nothing we may act on
+        except (FileNotFoundError, ValueError):
+            return None  # absent, damaged, or written by another version: nothing we may act on
 
 
 def seconds_since(moment: float) -> float:

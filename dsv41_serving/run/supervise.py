@@ -23,7 +23,7 @@ from dsv41_serving.facts import read_process
 from dsv41_serving.run.drain import wait_until_idle
 from dsv41_serving.run.history import StartHistory
 from dsv41_serving.run.phases import GATE, LAUNCHING, READY, PhaseTracker
-from dsv41_serving.run.record import ServiceRecord, ServiceState
+from dsv41_serving.run.record import ServiceRecord, ServiceState, current_boot
 from dsv41_serving.run.session import kill_session, prepare_child, session_members
 from dsv41_serving.run.sweep import remove_files, shared_memory_of
 
@@ -78,6 +78,7 @@ class Supervisor:
             state="waiting",
             phase="waiting",
             detail=f"for {' and '.join(service.after)}" if service.after else "",
+            boot=current_boot(),
             supervisor_pid=os.getpid(),
             port=service.port,
             url=service.url,
@@ -198,10 +199,7 @@ class Supervisor:
             await asyncio.wait_for(process.wait(), patience)
 
     async def _wait_for_gate(self) -> None:
-        process = self._process
-        if process is None:
-            raise RuntimeError("the service was not started")
-        ended = asyncio.create_task(process.wait())
+        ended = asyncio.create_task(self.wait())  # with the rest of its output, which says why
         try:
             while True:
                 if ended.done():
@@ -252,14 +250,20 @@ class Supervisor:
             self._output.write(chunk)
             self._output.flush()
             *lines, pending = re.split(rb"[\r\n]", pending + chunk)
-            for raw in lines:
-                line = _COLOUR.sub("", raw.decode(errors="replace")).strip()
-                if not line:
-                    continue
-                self._tail.append(line)
-                self._progress_at = time.monotonic()
-                if self.record.state == "starting" and self.record.phase != GATE and self._tracker.feed(line):
-                    self._enter(self._tracker.phase, detail=self._tracker.detail)
+            for line in lines:
+                self._follow_line(line)
+        self._follow_line(pending)
+
+    def _follow_line(self, raw: bytes) -> None:
+        line = _COLOUR.sub("", raw.decode(errors="replace")).strip()
+        if not line:
+            return
+        self._tail.append(line)
+        if self.record.phase == GATE:
+            return  # the gate's own requests are logged too: no progress
+        self._progress_at = time.monotonic()
+        if self.record.state == "starting" and self._tracker.feed(line):
+            self._enter(self._tracker.phase, detail=self._tracker.detail)
 
     def _stalled_s(self) -> float:
         """Return the seconds since the start last made progress: a log line, or 64 MiB read by its processes."""

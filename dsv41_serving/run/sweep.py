@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dsv41_serving.facts import read_process
-from dsv41_serving.run.record import Records, ServiceRecord
+from dsv41_serving.run.record import Records, ServiceRecord, current_boot
 from dsv41_serving.run.session import kill_session, session_members
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the kernel's place for POSIX shared memory
@@ -35,10 +35,10 @@ def sweep_service(record: ServiceRecord) -> int:
     """End what is left of a recorded service and remove its files; return the number of processes ended.
 
     A session is ours while its leader is the recorded process, or is gone: a session id is not given away while a member
-    lives. When the leader's pid has become another process, nothing is touched.
+    lives. When the leader's pid has become another process, nothing is touched. Of an earlier boot only files are left.
     """
     ended = 0
-    if record.pid is not None and record.start_ticks is not None:
+    if record.pid is not None and record.start_ticks is not None and record.boot == current_boot():
         leader = read_process(record.pid)
         if leader is not None and leader.start_ticks != record.start_ticks:
             return 0
