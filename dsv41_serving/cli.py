@@ -250,9 +250,10 @@ def run(context: Context, role: str) -> None:
 def up(context: Context, detach: bool) -> None:  # noqa: FBT001
     """Run the whole plan on this machine; Ctrl-C drains and stops it."""
     from dsv41_serving.run.prepare import prepare_start  # noqa: PLC0415
-    from dsv41_serving.run.up import hold_stack, launch_stack  # noqa: PLC0415
+    from dsv41_serving.run.up import hold_stack, launch_stack, refuse_second  # noqa: PLC0415
 
     made, found = context.plan()
+    refuse_second(made)
     prepare_start(made, found, made.services, _say)
     if detach:
         launch_stack(made, out, [sys.executable, "-m", "dsv41_serving", *context.arguments(), "up"])
@@ -275,16 +276,16 @@ def down(context: Context) -> None:
 @click.pass_obj
 def status(context: Context, as_json: bool) -> None:  # noqa: FBT001
     """Show what runs; exit 1 unless everything is ready."""
-    from dsv41_serving.run.status import as_rows, as_table, read_status  # noqa: PLC0415
+    from dsv41_serving.run.status import as_rows, as_table, list_problems, read_status  # noqa: PLC0415
 
-    rows = asyncio.run(read_status(context.load().spec.node.state_dir))
+    state_dir = context.load().spec.node.state_dir
+    rows = asyncio.run(read_status(state_dir))
     if as_json:
         _print_json(as_rows(rows))
     elif rows:
         out.print(as_table(rows))
-        for row in rows:
-            if row.problem:
-                out.print(f"{row.service}: {row.problem}", markup=False, highlight=False)
+        for problem in list_problems(state_dir, rows):
+            click.echo(problem)
     else:
         click.echo("nothing is running")
     sys.exit(EXIT_OK if rows and all(row.state == "ready" for row in rows) else EXIT_CHECK_FAILED)

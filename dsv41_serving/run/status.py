@@ -83,6 +83,13 @@ def _state(status: ServiceStatus) -> str:
     return f"{text}, restarted {status.restarts}x" if status.restarts else text
 
 
+def list_problems(state_dir: str, statuses: Sequence[ServiceStatus]) -> list[str]:
+    """Return one line for what is wrong with the stack as a whole and with each service."""
+    stack = Records(state_dir).read_stack()
+    lines = [f"stack {stack.state}: {stack.problem}"] if stack is not None and stack.problem else []
+    return lines + [f"{status.service}: {status.problem}" for status in statuses if status.problem]
+
+
 def duration(seconds: float) -> str:
     """Return seconds as people say them: 42 s, 3 min 05 s, 2 h 10 min, 3 d 4 h."""
     whole = int(seconds)

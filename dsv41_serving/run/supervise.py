@@ -162,7 +162,8 @@ class Supervisor:
             self._note_shared_memory()
             await self._terminate(process)
         await self.kill()
-        self._update("stopped", "stopped")
+        if self.record.state != "failed":
+            self._update("stopped", "stopped")
 
     async def kill(self) -> None:
         """End every process of the service at once."""

@@ -11,7 +11,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from dsv41_serving.errors import GateError
+from dsv41_serving.errors import GateError, InputError
 from dsv41_serving.run.prepare import hold_lock, log_path
 from dsv41_serving.run.progress import Progress
 from dsv41_serving.run.record import Records, ServiceRecord, StackRecord
@@ -28,6 +28,17 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.1
 _TAIL_BYTES = 1000
+
+
+def refuse_second(plan: Plan) -> None:
+    """Raise InputError when a `dsv41 up` of this node is already running."""
+    stack = Records(plan.state_dir).read_stack()
+    if stack is not None and stack.alive:
+        raise InputError(
+            f"the stack is already up (pid {stack.pid}, {stack.state})",
+            where=f"node {plan.node}",
+            remedy="`dsv41 status` shows it, `dsv41 down` stops it",
+        )
 
 
 def hold_stack(plan: Plan, console: Console) -> None:

@@ -115,7 +115,8 @@ def test_fourth_failure_within_the_window_stops_everything(stack: StackUnderTest
     wait_until(lambda: processes_of(records) == [], 20, "no process is left")
     done = stack.run("status")
     assert done.returncode == 1
-    assert "failed" in done.stdout
+    assert "router ended with status -9" in done.stdout.replace(": ", " ")
+    assert "giving up" in done.stdout
 
 
 def test_killed_up_leaves_nothing_behind(stack: StackUnderTest) -> None:
@@ -123,7 +124,6 @@ def test_killed_up_leaves_nothing_behind(stack: StackUnderTest) -> None:
     segments = shared_memory()
     stack.up()
     records = everything(stack)
-    assert shared_memory() - segments, "the engines hold shared memory while they run"
     os.kill(stack.stack_pid(), signal.SIGKILL)
     wait_until(lambda: processes_of(records) == [], 20, "every process has ended")
     wait_until(lambda: not listening_ports(), 20, "every port is free")

@@ -168,7 +168,7 @@ def test_a_second_up_is_refused(stack: StackUnderTest) -> None:
     done = stack.run("up", "--detach")
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
-    assert "dsv41 down" in done.stderr
+    assert f"already up (pid {stack.stack_pid()}" in done.stderr
     assert stack.status()["router"]["state"] == "ready"
 
 
