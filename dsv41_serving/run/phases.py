@@ -28,7 +28,7 @@ class Phase:
 _ENGINE = (
     Phase("loading weights", "Load weight begin"),
     Phase("allocating KV", "Load weight end"),
-    Phase("capturing graphs", "Capture cuda graph begin"),
+    Phase("capturing graphs", "CUDA graph begin"),
     Phase("opening port", "max_total_num_tokens="),
     Phase("serving HTTP", "Application startup complete"),
 )
