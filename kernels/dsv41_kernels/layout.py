@@ -143,12 +143,18 @@ def write(layout: EntryLayout, cache: torch.Tensor, slots: int, index: torch.Ten
     flat[_byte_index(layout.scale_offset(index, slots), layout.scale_bytes)] = scale
 
 
-def read(layout: EntryLayout, cache: torch.Tensor, slots: int, index: torch.Tensor) -> torch.Tensor:
-    """Values of cache slots `index` [n], float32 [n, channels]."""
+def read_bytes(layout: EntryLayout, cache: torch.Tensor, slots: int, index: torch.Tensor) -> torch.Tensor:
+    """Raw bytes of cache slots `index` [n], data then scales: uint8 [n, entry_bytes]."""
     flat = cache.view(torch.uint8).reshape(-1)
     index = index.long()
     data = flat[_byte_index(layout.data_offset(index, slots), layout.data_bytes)]
     scale = flat[_byte_index(layout.scale_offset(index, slots), layout.scale_bytes)]
+    return torch.cat([data, scale], dim=1)
+
+
+def read(layout: EntryLayout, cache: torch.Tensor, slots: int, index: torch.Tensor) -> torch.Tensor:
+    """Values of cache slots `index` [n], float32 [n, channels]."""
+    data, scale = read_bytes(layout, cache, slots, index).split([layout.data_bytes, layout.scale_bytes], dim=1)  # type: ignore[no-untyped-call]
     return decode(layout, data, scale)
 
 

@@ -127,7 +127,7 @@ def compress_kernel(
     inverse = tl.rsqrt(tl.sum(x * x, axis=0) * (1.0 / 512) + eps)
     latent = device.to_bfloat16(x * inverse * tl.load(p_norm + o).to(tl.float32))
     tl.store(p_latent + row.to(tl.int64) * 512 + o, latent)
-    x = device.rotate_tail(latent.to(tl.float32), p_table + entry_position * 64, 512, 64, False)
+    x = device.rotate_tail(latent.to(tl.float32), p_table + entry_position * 64, 512, 64, INVERSE=False)
     x = device.to_bfloat16(x).to(tl.float32)
     if LAYOUT != device.V41_FP4:
         x = device.round_fp4_entry(x)
@@ -181,7 +181,9 @@ def compress(
     ratio = 1 if score is None else 2
     wanted = torch.bfloat16 if ratio == 1 else torch.float32
     if dim != HEAD_DIM or kv.dtype != wanted or kv.stride(1) != 1:
-        raise UnsupportedProblemError(f"kv must be {wanted} [rows, 512] for ratio {ratio}, not {kv.dtype} {tuple(kv.shape)}")
+        raise UnsupportedProblemError(
+            f"kv must be {wanted} [rows, 512] for ratio {ratio}, not {kv.dtype} {tuple(kv.shape)}"
+        )
     if (score is None) != (ring is None) or (score is not None and score.stride() != kv.stride()):
         raise UnsupportedProblemError("ratio 2 needs a ring, and score with the strides of kv")
     if LAYOUTS[layout] not in (V4, V41, V41_FP4):

@@ -28,7 +28,9 @@ def _rows(problem: Problem, generator: torch.Generator) -> tuple[torch.Tensor, t
     requests, mode = problem["requests"], problem["mode"]
     if mode == "extend":
         total = problem["rows"]
-        bounds = torch.randint(0, total + 1, (requests - 1,), generator=generator).sort().values if requests > 1 else None
+        bounds = (
+            torch.randint(0, total + 1, (requests - 1,), generator=generator).sort().values if requests > 1 else None
+        )
         edges = [0, *(bounds.tolist() if bounds is not None else []), total]
         counts = [after - before for before, after in zip(edges[:-1], edges[1:], strict=True)]
     else:
@@ -49,7 +51,10 @@ def make_inputs(problem: Problem, target: torch.device, seed: int) -> Inputs:
     # Each request's tokens lie in a page-aligned run of their own, so a slot's parity is its position's.
     span = (max(counts, default=0) + 4) // 2 * 2
     base = torch.tensor([2 + i * span for i in range(len(counts))], dtype=torch.int64)
-    run = torch.cat([torch.arange(count) + int(positions[sum(counts[:i])]) % 2 for i, count in enumerate(counts) if count] + [base[:0]])
+    run = torch.cat(
+        [torch.arange(count) + int(positions[sum(counts[:i])]) % 2 for i, count in enumerate(counts) if count]
+        + [base[:0]]
+    )
     location = base[request - 1] + run
     if padding:
         zeros = torch.zeros(padding, dtype=torch.int64)
@@ -144,7 +149,9 @@ def _compile_case(name: str, ratio: int, entry: layout.EntryLayout, *, extend: b
         "PAGE_BYTES": entry.page_bytes(slots),
     }
     options = {"num_warps": 4, "enable_fp_fusion": False}
-    return CompileCase(name, kernel.compress_kernel, signature, constants, options, divisible=("kv_stride",), max_registers=128)
+    return CompileCase(
+        name, kernel.compress_kernel, signature, constants, options, divisible=("kv_stride",), max_registers=128
+    )
 
 
 def _case(kind: Any, mode: str, ratio: int, entry: str, requests: int, **sizes: Any) -> Problem:

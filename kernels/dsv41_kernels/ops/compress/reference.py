@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from dsv41_kernels import codec, rotary
 from dsv41_kernels import layout as layouts
-from dsv41_kernels.op import Outputs
+
+if TYPE_CHECKING:
+    from dsv41_kernels.op import Outputs
 
 
 def pool(

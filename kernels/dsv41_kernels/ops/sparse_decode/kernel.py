@@ -30,6 +30,8 @@ from dsv41_kernels.layout import HEAD_DIM, LAYOUTS, V4, V41, V41_FP4
 from dsv41_kernels.op import Outputs, UnsupportedProblemError
 
 MAX_ROWS = 65_535
+HEAD_BLOCK = 16
+"""Query heads per program: one tensor-core tile. More would not fit: 16 heads of 512 channels take 128 registers a thread."""
 LAYOUT_PAIRS = ((V4, V4), (V41, V41), (V41, V41_FP4))
 """(window, selection) layouts that occur together in the engine."""
 
@@ -111,9 +113,11 @@ def attend_kernel(
     SELECTED_PAGE_BYTES: tl.constexpr,
     H: tl.constexpr,
     T: tl.constexpr,
-    STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Partial attention of one row, head block and split. Tiles count through the window first, then the selection."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(2)
     splits = tl.num_programs(2)
@@ -136,14 +140,14 @@ def attend_kernel(
     first = split * tiles_per_split
     last = first + tiles_per_split
     # Loops end at the row's actual lengths: a short context costs its own work, not the width of the index rows.
-    for tile in tl.range(first, tl.minimum(last, tl.cdiv(window_length, T)), num_stages=STAGES):
+    for tile in tl.range(first, tl.minimum(last, tl.cdiv(window_length, T))):
         acc_even, acc_odd, acc_rope, m, total = _attend_tile(
             q_even, q_odd, q_rope, acc_even, acc_odd, acc_rope, m, total, p_window, p_window_index + row * window_width, window_length,
             tile * T, scale, WINDOW_LAYOUT, WINDOW_SLOTS, WINDOW_PAGE_BYTES, T,
         )  # fmt: skip
     begin = tl.maximum(first - window_tiles, 0)
     end = tl.minimum(last - window_tiles, tl.cdiv(selected_length, T))
-    for tile in tl.range(begin, end, num_stages=STAGES):
+    for tile in tl.range(begin, end):
         acc_even, acc_odd, acc_rope, m, total = _attend_tile(
             q_even, q_odd, q_rope, acc_even, acc_odd, acc_rope, m, total, p_selected, p_selected_index + row * selected_width,
             selected_length, tile * T, scale, SELECTED_LAYOUT, SELECTED_SLOTS, SELECTED_PAGE_BYTES, T,
@@ -174,8 +178,15 @@ def combine_kernel(
     splits,
     SPLITS: tl.constexpr,  # splits rounded up to a power of two
     INVERSE_ROPE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    """Merge the splits of one row and head, add the sink to the denominator, rotate the tail back."""
+    """Merge the splits of one row and head, add the sink to the denominator, rotate the tail back.
+
+    With OVERLAP (programmatic dependent launch, compute capability 9.0 and newer) the programs are already in place when the
+    last split finishes; they wait for it here.
+    """
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     o_split = tl.arange(0, SPLITS)
@@ -198,19 +209,17 @@ def combine_kernel(
     out = tl.sum(acc * weight[:, None], axis=0)
     if INVERSE_ROPE:
         position = tl.load(p_positions + row).to(tl.int64)
-        out = device.rotate_tail(out, p_table + position * 64, 512, 64, True)
+        out = device.rotate_tail(out, p_table + position * 64, 512, 64, INVERSE=True)
     tl.store(p_out + (row * heads + head) * device.HEAD_DIM + o_channel, device.to_bfloat16(out))
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How a launch is cut: head block, tile of entries, splits per row, warps, pipeline stages."""
+    """How a launch is cut: entries per tile, splits per row, warps per program."""
 
-    head_block: int
     tile: int
     splits: int
     warps: int
-    stages: int
 
 
 @functools.cache
@@ -221,16 +230,18 @@ def _processors(index: int) -> int:
 def plan(rows: int, heads: int, width: int, processors: int) -> Plan:
     """Choose the cut of a launch from shapes alone, so that a captured graph stays valid for every content.
 
-    Enough splits to give each multiprocessor about two programs, no split below one tile; `width` is the sum of both index
-    widths.
+    `width` is the sum of both index widths. Measured on H200: with room for all entries of all rows at one tile per program,
+    the smallest tile wins (the launch is bound by latency); with one program per multiprocessor the double tile; beyond that
+    about two programs per multiprocessor in as few rounds as possible.
     """
-    head_block = 16 if heads <= 16 else 32
-    tile = 32
-    tiles = -(-width // tile)
-    blocks = rows * -(-heads // head_block)
+    blocks = rows * -(-heads // HEAD_BLOCK)
+    for tile, warps in ((32, 4), (64, 8)):
+        tiles = -(-width // tile)
+        if blocks * tiles <= processors:
+            return Plan(tile, tiles, warps)
+    tile, tiles = 32, -(-width // 32)
     splits = max(1, min(tiles, 2 * processors // blocks))
-    splits = -(-tiles // -(-tiles // splits))  # equal shares: drop splits that would get no tile
-    return Plan(head_block, tile, splits, 4, 1)
+    return Plan(tile, -(-tiles // -(-tiles // splits)), 4)  # equal shares: drop splits that would get no tile
 
 
 def sparse_decode(
@@ -308,10 +319,12 @@ def sparse_decode(
         cut = plan(rows, heads, window_width + selected_width, processors)
     tiles = triton.cdiv(window_width, cut.tile) + triton.cdiv(selected_width, cut.tile)
     partial = (rows, cut.splits, heads)
+    # Worth it while the grid leaves multiprocessors free for the waiting programs.
+    overlap = q.is_cuda and rows * triton.cdiv(heads, HEAD_BLOCK) * cut.splits <= _processors(q.device.index)
     acc = torch.empty((*partial, HEAD_DIM), dtype=torch.float32, device=q.device)
     maximum = torch.empty(partial, dtype=torch.float32, device=q.device)
     total = torch.empty(partial, dtype=torch.float32, device=q.device)
-    attend_kernel[(rows, triton.cdiv(heads, cut.head_block), cut.splits)](
+    attend_kernel[(rows, triton.cdiv(heads, HEAD_BLOCK), cut.splits)](
         q,
         window_cache,
         window_index,
@@ -333,10 +346,11 @@ def sparse_decode(
         SELECTED_LAYOUT=device.TAGS[selected_layout],
         SELECTED_SLOTS=selected_slots,
         SELECTED_PAGE_BYTES=LAYOUTS[selected_layout].page_bytes(selected_slots),
-        H=cut.head_block,
+        H=HEAD_BLOCK,
         T=cut.tile,
-        STAGES=cut.stages,
+        OVERLAP=overlap,
         num_warps=cut.warps,
+        num_stages=1,
     )
     combine_kernel[(rows, heads)](
         acc,
@@ -350,6 +364,8 @@ def sparse_decode(
         cut.splits,
         SPLITS=triton.next_power_of_2(cut.splits),
         INVERSE_ROPE=table is not None,
+        OVERLAP=overlap,
         num_warps=4,
+        **({"launch_pdl": True} if overlap else {}),
     )
     return {"out": out}
