@@ -20,7 +20,8 @@ def lay_out(model: ServedModel, checkpoint: Path) -> Path:
     """Make `model.path` serve `checkpoint`: every file a link, except generation_config.json.
 
     That file is the checkpoint's own with the contract's values on top; the checkpoint is not touched. The directory is
-    replaced as a whole, so that an engine never sees half of it. Raises InputError when the checkpoint cannot be read.
+    replaced as a whole, so that an engine never sees half of it. Raises InputError when the checkpoint cannot be read or
+    the directory cannot be written.
     """
     target = Path(model.path)
     try:
@@ -35,6 +36,18 @@ def lay_out(model: ServedModel, checkpoint: Path) -> Path:
     text = json.dumps(generation, indent=2, sort_keys=True) + "\n"
     if _is_current(target, entries, text):
         return target
+    try:
+        _replace(target, entries, text)
+    except OSError as error:
+        raise InputError(
+            f"cannot be written ({error.strerror})",
+            where=f"{target.parent}, key node.state_dir",
+            remedy="make room there for this user, or set another directory",
+        ) from None
+    return target
+
+
+def _replace(target: Path, entries: list[Path], text: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
@@ -48,7 +61,6 @@ def lay_out(model: ServedModel, checkpoint: Path) -> Path:
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
-    return target
 
 
 def _is_current(target: Path, entries: list[Path], text: str) -> bool:
