@@ -1,5 +1,5 @@
-# ruff: noqa: ANN201, PLR2004
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+# ruff: noqa: ANN201, PLR2004, SIM108
 """The codecs and cache addressing of `codec` and `layout` as functions for Triton kernels.
 
 Arithmetic is chosen so that results equal the references bit for bit on finite inputs, under the interpreter as on a GPU:
@@ -27,7 +27,7 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 @triton.jit
 def dot(a, b, acc):
-    """acc + a b for bfloat16 tiles and a float32 accumulator. The interpreter multiplies float32: it has no bfloat16."""
+    """Return acc + a b for bfloat16 tiles and a float32 accumulator. The interpreter multiplies float32: it has no bfloat16."""
     if INTERPRETED:
         acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
     else:

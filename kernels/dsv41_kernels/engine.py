@@ -38,14 +38,11 @@ def lift(module: str, qualified_name: str, namespace: dict[str, Any]) -> Any:
     if found is None or found.origin is None:
         raise StockUnavailableError(f"{module} is not installed")
     body: list[ast.stmt] = ast.parse(pathlib.Path(found.origin).read_text(encoding="utf-8")).body
-    wanted: ast.stmt | None = None
     for part in qualified_name.split("."):
-        definitions = (ast.FunctionDef, ast.ClassDef)
-        wanted = next((node for node in body if isinstance(node, definitions) and node.name == part), None)
-        if not isinstance(wanted, definitions):
+        named = [node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == part]
+        if not named:
             raise StockUnavailableError(f"{module} has no {qualified_name}")
-        body = wanted.body
-    assert isinstance(wanted, ast.FunctionDef | ast.ClassDef)  # noqa: S101  (the loop ran: a name has a part)
+        wanted, body = named[0], named[0].body
     future = ast.parse("from __future__ import annotations").body
     code = compile(ast.Module(body=[*future, wanted], type_ignores=[]), found.origin, "exec")
     exec(code, namespace)  # noqa: S102  (the engine's own source, from the installed package)

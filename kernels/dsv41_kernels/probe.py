@@ -1,5 +1,5 @@
-# ruff: noqa: PLR2004
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+# ruff: noqa: PLR2004
 """The functions of `device` on whole tensors: what the tests compare with `codec` and `layout`."""
 
 from __future__ import annotations

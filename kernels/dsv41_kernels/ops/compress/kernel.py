@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-# ruff: noqa: ANN201
+# ruff: noqa: ANN201, PLR2004, SIM102
 """Compressors C1 and C2 in one launch.
 
     row t of the batch                         ring of its request (ratio 2), fp32 kv | score
@@ -194,7 +194,7 @@ def compress(
     outputs = {"latent": latent, "cache": cache} | ({} if ring is None else {"ring": ring})
     if rows == 0:
         return outputs
-    extend = ratio == 2 and start is not None  # noqa: PLR2004  (the ratio)
+    extend = ratio == 2 and start is not None
     requests = 0 if start is None or not extend else start.shape[0]
     absent = positions
     compress_kernel[(rows + requests,)](

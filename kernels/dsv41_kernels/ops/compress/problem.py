@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ def _rows(problem: Problem, generator: torch.Generator) -> tuple[torch.Tensor, t
             torch.randint(0, total + 1, (requests - 1,), generator=generator).sort().values if requests > 1 else None
         )
         edges = [0, *(bounds.tolist() if bounds is not None else []), total]
-        counts = [after - before for before, after in zip(edges[:-1], edges[1:], strict=True)]
+        counts = [after - before for before, after in itertools.pairwise(edges)]
     else:
         counts = [VERIFY_ROWS if mode == "verify" else 1] * requests
     first = torch.randint(0, 2000, (requests,), generator=generator)

@@ -37,7 +37,7 @@ def pool(
         if chained:
             partner, partner_score = kv[row - 1].double(), score[row - 1].double()
         else:
-            partner, partner_score = old[owner[row] * ring_size + (position[row] - 1) % ring_size].split(512)
+            partner, partner_score = old[owner[row] * ring_size + (position[row] - 1) % ring_size].view(2, 512)
         weight = torch.stack([partner_score, score[row].double()]).softmax(dim=0)
         pooled[row] = weight[0] * partner + weight[1] * kv[row].double()
     for row in range(len(position)):

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-# ruff: noqa: ANN201
+# ruff: noqa: ANN201, PLR2004
 """Index keys from latents, in one launch.
 
     latent [R, 512] bf16 --- W^T [512, 128] ---> [R, 128] fp32 -> bf16 -> RMSNorm -> bf16
@@ -73,7 +73,7 @@ def index_keys_kernel(
     sixth = tl.div_rn(tl.max(tl.abs(key), axis=2), tl.full((R, 4), 6.0, tl.float32))
     exponent = device.ceil_exponent(tl.maximum(sixth, 1e-4))
     code = device.encode_e2m1(key * device.power_of_two(254 - exponent)[:, :, None])
-    code = tl.where(code == 8, 0, code)  # noqa: PLR2004  (the code of -0)
+    code = tl.where(code == 8, 0, code)
     even, odd = tl.split(tl.reshape(code, (R, 64, 2)))
     data, scales = device.entry_offsets(location, SLOTS, SLOTS * 68, 64, 4)
     tl.store(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from dsv41_kernels import layout, rotary
-from dsv41_kernels.op import Outputs
+
+if TYPE_CHECKING:
+    import torch
+
+    from dsv41_kernels.op import Outputs
 
 
 def index_keys(

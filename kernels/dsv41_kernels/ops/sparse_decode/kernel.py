@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-# ruff: noqa: ANN201, PLR2004
+# ruff: noqa: ANN201
 """Sparse MLA decode: split over the entries, combined with the sink and the inverse rotation.
 
     program (row, head block, split) of `attend_kernel`          program (row, head) of `combine_kernel`

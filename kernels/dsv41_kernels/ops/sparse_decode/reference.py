@@ -40,7 +40,7 @@ def sparse_decode(
     table: torch.Tensor | None,
     positions: torch.Tensor | None,
 ) -> Outputs:
-    """Return `out` [rows, heads, 512] float64. Arguments as in the kernel's launcher."""
+    """Return `out` and `out_before_rotation` [rows, heads, 512] float64. Arguments as in the kernel's launcher."""
     k, valid = _gather(window_cache, window_index, window_length, layout.LAYOUTS[window_layout], window_slots)
     if selected_cache is not None and selected_index is not None and selected_length is not None:
         more = _gather(selected_cache, selected_index, selected_length, layout.LAYOUTS[selected_layout], selected_slots)
@@ -51,6 +51,7 @@ def sparse_decode(
     # softmax of all -inf is NaN (no entry, no sink); the sink's own column has no value and is dropped.
     weight = everything.softmax(dim=2).nan_to_num(0.0)[:, :, :-1]
     out = torch.einsum("rhn,rnd->rhd", weight, k)
+    rotated = out
     if table is not None and positions is not None:
-        out = rotary.rotate_tail(out, table, positions, inverse=True)
-    return {"out": out}
+        rotated = rotary.rotate_tail(out, table, positions, inverse=True)
+    return {"out": rotated, "out_before_rotation": out}

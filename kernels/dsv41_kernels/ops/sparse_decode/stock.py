@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dsv41_kernels import layout
+from dsv41_kernels.engine import import_engine
 from dsv41_kernels.op import Inputs, Outputs, Problem, Stock, StockUnavailableError
 
 if TYPE_CHECKING:
@@ -50,10 +51,7 @@ def prepare_flashmla(problem: Problem, inputs: Inputs) -> Callable[[], Outputs]:
     The output is compared before the inverse rotation, which the engine does in a kernel of its own (not timed either).
     """
     _require_v4(inputs, "FlashMLA")
-    try:
-        import flash_mla  # noqa: PLC0415  (imported when asked: the library works without it)
-    except (ImportError, OSError) as error:
-        raise StockUnavailableError(f"flash_mla does not load: {error}") from error
+    flash_mla = import_engine("flash_mla")
     rows, heads = problem["rows"], problem["heads"]
     q = inputs["q"].new_zeros(rows, 1, _FLASHMLA_HEADS, layout.HEAD_DIM)
     q[:, 0, :heads] = inputs["q"]
@@ -82,16 +80,11 @@ def prepare_triton(problem: Problem, inputs: Inputs) -> Callable[[], Outputs]:
     """The engine's own Triton split decoder (selected on ROCm only), native heads, without the inverse rotation."""
     del problem
     _require_v4(inputs, "the engine's Triton decoder")
-    try:
-        from sglang.kernels.ops.attention.dsv4.triton_sparse_decode import (  # noqa: PLC0415
-            triton_fp8_attention_fwd,
-        )
-    except ImportError as error:
-        raise StockUnavailableError(f"sglang does not import: {error}") from error
+    decode = import_engine("sglang.kernels.ops.attention.dsv4.triton_sparse_decode").triton_fp8_attention_fwd
     q, sink, arguments = inputs["q"].unsqueeze(1), inputs["sink"], _arguments(inputs)
 
     def run() -> Outputs:
-        out, _ = triton_fp8_attention_fwd(q=q, attn_sink=sink, **arguments)
+        out, _ = decode(q=q, attn_sink=sink, **arguments)
         return {"out_before_rotation": out[:, 0]}
 
     return run
