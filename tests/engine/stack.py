@@ -87,7 +87,9 @@ class StackUnderTest:
     def metric(self, service: str, name: str) -> float:
         port = PORTS[f"engines.{service}.port"]
         page = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
-        return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
+        return sum(
+            float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith((f"{name}{{", f"{name} "))
+        )
 
     def kill(self, service: str) -> int:
         pid = self.record(service).pid

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from dsv41_serving.run.stack import RESTART_LIMIT
 from tests.engine.stack import MODEL, StackUnderTest, listening_ports, processes_of, shared_memory, wait_until
 
 if TYPE_CHECKING:
@@ -43,7 +44,9 @@ class Caller(threading.Thread):
                 self.problem = f"HTTP {response.status_code}" if response.status_code >= 400 else ""
                 self.finished = not self.problem
                 return
-            with httpx.stream("POST", f"{self._url}/v1/chat/completions", json={**LONG, "stream": True}, timeout=200) as response:
+            with httpx.stream(
+                "POST", f"{self._url}/v1/chat/completions", json={**LONG, "stream": True}, timeout=200
+            ) as response:
                 for line in response.iter_lines():
                     if '"error"' in line:
                         self.problem = line
@@ -109,6 +112,9 @@ def test_killed_router_restarts_alone(stack: StackUnderTest) -> None:
 
 
 def test_fourth_failure_within_the_window_stops_everything(stack: StackUnderTest) -> None:
+    while (restarts := max(record.restarts for record in everything(stack))) < RESTART_LIMIT:
+        wait_for_recovery(stack, stack.kill("router"), "router")
+        assert max(record.restarts for record in everything(stack)) == restarts + 1
     records = everything(stack)
     stack.kill("router")
     wait_until(lambda: stack.stack_state() == "failed", 60, f"the stack gives up\n{stack.logs()}")

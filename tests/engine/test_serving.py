@@ -63,7 +63,9 @@ def test_openai_client_thinks_by_default_and_on_request_does_not(stack: StackUnd
     assert message.content
     assert "think>" not in message.content
     assert thinking.choices[0].finish_reason == "stop"
-    plain = client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=100, temperature=0, extra_body=PLAIN)
+    plain = client.chat.completions.create(
+        model=MODEL, messages=QUESTION, max_tokens=100, temperature=0, extra_body=PLAIN
+    )
     assert "Paris" in plain.choices[0].message.content
     assert not plain.choices[0].message.model_extra.get("reasoning_content")
     assert plain.usage.completion_tokens < thinking.usage.completion_tokens
@@ -146,7 +148,9 @@ def test_cancelled_stream_frees_its_kv_on_both_sides(stack: StackUnderTest) -> N
     wait_until(lambda: stack.metric("decode", "sglang:num_running_reqs") == 0, 30, "decode ends the request")
     for engine in ("prefill", "decode"):
         wait_until(
-            lambda engine=engine: stack.metric(engine, "sglang:kv_used_tokens") == 0, 30, f"{engine} frees the KV of the request"
+            lambda engine=engine: stack.metric(engine, "sglang:kv_used_tokens") == 0,
+            30,
+            f"{engine} frees the KV of the request",
         )
 
 
