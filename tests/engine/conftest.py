@@ -58,8 +58,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def checkpoint() -> Path:
     """The prepared toy model, made now if it is not in the cache."""
-    from dsv41_serving.embedded import prepare_model  # noqa: PLC0415 - imports torch
-    from dsv41_serving.spec import load_spec  # noqa: PLC0415
+    from dsv41_serving.embedded import prepare_model
+    from dsv41_serving.spec import load_spec
 
     cache = Path(load_spec(profile="embedded").spec.node.cache_dir)
     return prepare_model("smollm2-v41", cache / "models", report=print).path

@@ -72,9 +72,8 @@ class StackUnderTest:
         return str(json.loads((self.state_dir / "run" / "up.json").read_text())["state"])
 
     def logs(self) -> str:
-        parts = []
-        for path in sorted((self.state_dir / "log").glob("*.log")):
-            parts.append(f"--- {path.name}\n{path.read_text(errors='replace')[-1500:]}")
+        logs = sorted((self.state_dir / "log").glob("*.log"))
+        parts = [f"--- {path.name}\n{path.read_text(errors='replace')[-1500:]}" for path in logs]
         return "\n".join(parts)
 
     @property
