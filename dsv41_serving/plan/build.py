@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dsv41_serving.errors import InputError
 from dsv41_serving.plan.engine import plan_engine
 from dsv41_serving.plan.files import render_files
 from dsv41_serving.plan.memory import budget_memory
-from dsv41_serving.plan.model import Plan, ServedModel
+from dsv41_serving.plan.model import Installation, Plan, ServedModel
 from dsv41_serving.plan.placement import place_engines
 from dsv41_serving.plan.ports import check_distinct
 from dsv41_serving.plan.router import plan_router
@@ -17,17 +16,6 @@ from dsv41_serving.plan.router import plan_router
 if TYPE_CHECKING:
     from dsv41_serving.facts.model import Facts
     from dsv41_serving.spec.load import LoadedSpec
-
-
-@dataclass(frozen=True)
-class Installation:
-    """Where this project is installed on the target machine.
-
-    `python` is the interpreter of the locked environment, `node_file` where the merged node file lies under systemd.
-    """
-
-    python: str
-    node_file: str = "/etc/dsv41/node.toml"
 
 
 def make_plan(loaded: LoadedSpec, facts: Facts, installation: Installation) -> Plan:

@@ -11,8 +11,7 @@ from dsv41_serving.resources import data_dir
 from dsv41_serving.spec.load import DEFAULT, leaves
 
 if TYPE_CHECKING:
-    from dsv41_serving.plan.build import Installation
-    from dsv41_serving.plan.model import Plan, Service
+    from dsv41_serving.plan.model import Installation, Plan, Service
     from dsv41_serving.spec.load import LoadedSpec
 
 UNIT_DIR = "/etc/systemd/system"

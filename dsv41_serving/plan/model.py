@@ -17,6 +17,15 @@ class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
+class Installation(_Value):
+    """Where this project is installed on the target machine."""
+
+    python: str
+    """The interpreter of the locked environment."""
+    node_file: str = "/etc/dsv41/node.toml"
+    """Where the merged node file lies under systemd."""
+
+
 class Placement(_Value):
     """Where one engine sits."""
 
