@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from dsv41_serving.errors import EngineDrift
+from dsv41_serving.errors import EngineDriftError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ def check_versions(versions: Mapping[str, str] = VERSIONS) -> None:
     """Compare the installed distributions with `versions`.
 
     Raises:
-        EngineDrift: one is missing or another version.
+        EngineDriftError: one is missing or another version.
     """
     for package, expected in versions.items():
         try:
@@ -55,7 +55,7 @@ def check_versions(versions: Mapping[str, str] = VERSIONS) -> None:
         except metadata.PackageNotFoundError:
             found = "none"
         if found != expected:
-            raise EngineDrift(f"{package} {found} is installed, the patches are for {expected}", remedy=REMEDY)
+            raise EngineDriftError(f"{package} {found} is installed, the patches are for {expected}", remedy=REMEDY)
 
 
 def apply(patches: Sequence[Patch]) -> None:
@@ -64,7 +64,7 @@ def apply(patches: Sequence[Patch]) -> None:
     Every target is checked before the first is touched.
 
     Raises:
-        EngineDrift: a target is missing, has other parameters, or was left unpatched by the registry.
+        EngineDriftError: a target is missing, has other parameters, or was left unpatched by the registry.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415 - seconds of imports
 
@@ -84,7 +84,7 @@ def verify(patches: Sequence[Patch]) -> None:
     """Prove that in this process every target of `patches` is the object that `apply` put there.
 
     Raises:
-        EngineDrift: one was never applied here, or somebody replaced it since.
+        EngineDriftError: one was never applied here, or somebody replaced it since.
     """
     for patch in patches:
         if patch.target not in _installed:
@@ -112,13 +112,13 @@ def describe_signature(target: object) -> str:
 
 @contextmanager
 def stop_on_drift() -> Iterator[None]:
-    """Turn an `EngineDrift` into one line on standard error and the exit of this process.
+    """Turn an `EngineDriftError` into one line on standard error and the exit of this process.
 
     SGLang catches `Exception` around plugins in several places, `SystemExit` in none.
     """
     try:
         yield
-    except EngineDrift as drift:
+    except EngineDriftError as drift:
         sys.stderr.write(f"dsv41_embedded: {drift}\n")
         sys.stderr.flush()
         raise SystemExit(drift.exit_code) from None
@@ -136,9 +136,9 @@ def _check(patch: Patch) -> object:
     return original
 
 
-def _drifted(patch: Patch, problem: str) -> EngineDrift:
+def _drifted(patch: Patch, problem: str) -> EngineDriftError:
     package = patch.target.partition(".")[0]
-    return EngineDrift(
+    return EngineDriftError(
         f"{problem}; installed is {package} {_version(package)}, the patch is for {VERSIONS.get(package, 'none')}",
         where=patch.target,
         remedy=REMEDY,

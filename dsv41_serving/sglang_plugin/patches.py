@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
+import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import nixl._bindings
 import xgrammar
 
-from dsv41_serving.errors import EngineDrift
+from dsv41_serving.errors import EngineDriftError
 from dsv41_serving.sglang_plugin.drift import Patch, stop_on_drift
 
 if TYPE_CHECKING:
@@ -27,16 +30,28 @@ def fork_workers(_result: None, server_args: Any) -> None:  # noqa: ARG001 - the
     threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     with stop_on_drift():
         if threads != 1:
-            raise EngineDrift(f"the server has {threads} threads before it starts its workers, a fork needs 1")
+            raise EngineDriftError(f"the server has {threads} threads before it starts its workers, a fork needs 1")
     # Objects that the collector never visits stay in pages that parent and children share.
     gc.collect()
     gc.freeze()
     multiprocessing.set_start_method("fork", force=True)
 
 
+def place_snapshot(ipc_name: str) -> str:
+    """Return the file through which the scheduler publishes its load, inside `TMPDIR`; `ipc_name` is a random word."""
+    return str(Path(tempfile.gettempdir(), f"loads-{Path(ipc_name).name}"))
+
+
 def serve_host_memory(_result: None, agent: Any, *_args: object, **_kwargs: object) -> None:
     """Let the memory kind that SGLang names for KV (`VRAM`) mean host memory in this NIXL agent."""
     agent.nixl_mems["VRAM"] = agent.nixl_mems["DRAM"]
+
+
+def end_scheduler(_result: None) -> None:
+    """End the scheduler process; it has left its loop and released what it held."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 class PatientAgent(nixl._bindings.nixlAgent):  # type: ignore[misc]  # noqa: SLF001 - NIXL publishes no other name for it
@@ -62,6 +77,14 @@ PATCHES = (
         effect="scheduler and detokenizer are forked from the server process while it has one thread",
     ),
     Patch(
+        target="sglang.srt.managers.load_snapshot.shm_path_for",
+        signature="(ipc_name)",
+        kind="replace",
+        hook=place_snapshot,
+        why="each start leaves a file of random name in /dev/shm, after a clean stop too; nothing says whose it is",
+        effect="the file lies in the temporary directory of the role, which goes with the role",
+    ),
+    Patch(
         target="nixl._api.nixl_agent.__init__",
         signature="(self, agent_name, nixl_conf=None, instantiate_all=False)",
         kind="after",
@@ -76,6 +99,14 @@ PATCHES = (
         hook=PatientAgent,
         why="NIXL's Python layer sets the progress delay to 0, which polls every millisecond: half a core when idle",
         effect="the progress thread sleeps until UCX has an event, 100 ms at most",
+    ),
+    Patch(
+        target="sglang.srt.distributed.parallel_state.abort_distributed_environment",
+        signature="()",
+        kind="after",
+        hook=end_scheduler,
+        why="NIXL's listener is no daemon thread: the interpreter waits for it until the server kills it after 15 s",
+        effect="the scheduler exits with its last step of a graceful stop, which is this function",
     ),
     Patch(
         target="sglang.srt.constrained.xgrammar_backend.XGrammarGrammarBackend.apply_vocab_mask",
