@@ -12,7 +12,7 @@ import sys
 def main() -> None:
     """Run the router with the command line's arguments; they are those of `sglang_router.launch_router`."""
     sys.modules["sglang"] = None  # type: ignore[assignment]
-    from sglang_router import launch_router  # type: ignore[import-untyped]  # noqa: PLC0415 - after the line above
+    from sglang_router import launch_router  # noqa: PLC0415 - after the line above
 
     launch_router.main()
 
