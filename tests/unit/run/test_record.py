@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def test_records_come_back_as_written(tmp_path: Path, make_record: Make) -> None:
     """Both kinds, with everything in them; no temporary file stays."""
     records = Records(tmp_path)
-    service = make_record(pid=5, start_ticks=7, shared_memory=("a", "b"), tmp_dir="/tmp/x", problem="no", restarts=2)
+    service = make_record(pid=5, start_ticks=7, shared_memory=("a", "b"), tmp_dir="/srv/tmp", problem="no", restarts=2)
     stack = StackRecord(pid=3, start_ticks=4, state="ready", node="left", started_at=1.5, ready_at=2.5)
     records.write_service(service)
     records.write_stack(stack)

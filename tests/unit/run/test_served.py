@@ -126,10 +126,10 @@ def test_a_checkpoint_that_cannot_be_read(tmp_path: Path, checkpoint: Path, mode
     assert str(error.value) == (
         f"{absent}, key model.path: cannot be read (No such file or directory); name a readable checkpoint directory"
     )
-    with pytest.raises(InputError, match="cannot be read \\(Not a directory\\)"):
+    with pytest.raises(InputError, match=r"cannot be read \(Not a directory\)"):
         lay_out(model, checkpoint / "config.json")
     (checkpoint / "generation_config.json").write_text("{")
-    with pytest.raises(InputError, match="is not JSON .*; restore the file of the checkpoint"):
+    with pytest.raises(InputError, match=r"is not JSON .*; restore the file of the checkpoint"):
         lay_out(model, checkpoint)
     assert not (tmp_path / "state").exists()
 
@@ -137,5 +137,5 @@ def test_a_checkpoint_that_cannot_be_read(tmp_path: Path, checkpoint: Path, mode
 def test_a_state_directory_that_cannot_be_made(tmp_path: Path, checkpoint: Path, model: ServedModel) -> None:
     """One line, before anything is started."""
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="key node.state_dir: cannot be written \\(Not a directory\\); make room"):
+    with pytest.raises(InputError, match=r"key node\.state_dir: cannot be written \(Not a directory\); make room"):
         lay_out(model.model_copy(update={"path": str(tmp_path / "file" / "served" / "toy")}), checkpoint)

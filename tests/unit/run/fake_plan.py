@@ -1,0 +1,69 @@
+"""Plans whose services are `fake_service.py`, on free ports of this machine."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dsv41_serving.plan.model import Placement, Plan, ServedModel, Service
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PROGRAM = Path(__file__).with_name("fake_service.py")
+ANYWHERE = Placement(gpus=(), numa_node=None, cpus=())
+Kind = Literal["prefill", "decode", "router"]
+KINDS: tuple[Kind, ...] = ("prefill", "decode", "router")
+
+
+def find_ports(count: int) -> list[int]:
+    """Return `count` different ports that are free now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in sockets]
+
+
+def fake_plan(
+    state_dir: Path, faults: Mapping[str, Mapping[str, Any]] | None = None, *, drain_timeout_s: float = 60.0
+) -> Plan:
+    """Return a pair and a router; `faults` are settings by service."""
+    ports = dict(zip(KINDS, find_ports(len(KINDS)), strict=True))
+    engines = [f"http://127.0.0.1:{ports[kind]}" for kind in KINDS if kind != "router"]
+    services = []
+    for kind in KINDS:
+        settings: dict[str, Any] = {"port": ports[kind]}
+        if kind == "router":
+            settings |= {"engines": engines, "serving": "Activated 1 worker(s) (marked as healthy)"}
+        settings |= (faults or {}).get(kind, {})
+        services.append(
+            Service(
+                name=kind,
+                kind=kind,
+                argv=(sys.executable, "-I", "-S", str(PROGRAM), json.dumps(settings)),
+                env={},
+                placement=ANYWHERE,
+                host="127.0.0.1",
+                port=ports[kind],
+                ports={"http": ports[kind]},
+                metrics_url=f"http://127.0.0.1:{ports[kind]}/metrics",
+                after=("prefill", "decode") if kind == "router" else (),
+                start_timeout_s=60.0,
+                drain_timeout_s=drain_timeout_s,
+            )
+        )
+    return Plan(
+        node="test",
+        profile="embedded",
+        shape="pd",
+        state_dir=str(state_dir),
+        cache_dir=str(state_dir / "cache"),
+        served_model_name="deepseek-v4.1-flash",
+        model=ServedModel(manifest="toy", checkpoint="", path="", generation_config={}),
+        services=tuple(services),
+        memory=(),
+        files=(),
+    )
