@@ -57,7 +57,7 @@ def describe_environment(arguments: list[str]) -> dict[str, Any]:
 def _commit() -> str | None:
     here = pathlib.Path(__file__).parent
     found = subprocess.run(["git", "rev-parse", "HEAD"], check=False, capture_output=True, text=True, cwd=here)
-    return found.stdout.strip() or None
+    return found.stdout.strip() if found.returncode == 0 else None
 
 
 def bench_problem(op: Op, problem: Problem, roofline: measure.Roofline, *, stock: bool) -> list[dict[str, Any]]:

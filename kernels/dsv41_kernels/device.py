@@ -68,6 +68,21 @@ def encode_e2m1(x):
 
 
 @triton.jit
+def encode_e2m1_quotient(x, scale):
+    """E2M1 codes of x / scale without the division, int32, for float32 `x` of bfloat16 precision and E4M3 `scale` > 0.
+
+    Compares |x| with each rounding boundary times the scale. The products are exact (three bits times four), and a quotient
+    of eight by four significant bits is never within a float32 rounding of a boundary unless it lies on it: the codes are
+    those of the IEEE quotient.
+    """
+    a = tl.abs(x)
+    code = (a > 0.25 * scale).to(tl.int32) + (a >= 0.75 * scale).to(tl.int32) + (a > 1.25 * scale).to(tl.int32)
+    code += (a >= 1.75 * scale).to(tl.int32) + (a > 2.5 * scale).to(tl.int32) + (a >= 3.5 * scale).to(tl.int32)
+    code += (a > 5.0 * scale).to(tl.int32)
+    return code | ((x.to(tl.int32, bitcast=True) >> 28) & 8)
+
+
+@triton.jit
 def round_e2m1(x):
     """Value of the nearest E2M1 number to float32 `x`, float32; same rounding as `encode_e2m1`."""
     return decode_e2m1(encode_e2m1(x)).to(tl.float32)
@@ -82,15 +97,18 @@ def decode_e4m3(code):
 @triton.jit
 def encode_e4m3(x):
     """E4M3 codes of float32 `x`, int32, ties to even, saturating at 448, sign kept on zeros (`codec.encode_e4m3`)."""
-    bits = x.to(tl.int32, bitcast=True)
-    a = tl.minimum(tl.abs(x), 448.0)
-    magnitude = a.to(tl.int32, bitcast=True)
-    # Normal numbers: round the mantissa to three bits (a carry walks into the exponent), then rebias 127 to 7.
-    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
-    # Subnormals are multiples of 2^-9, the spacing of float32 at 2^14: the addition rounds, the low bits are the code.
-    subnormal = (a + 16384.0).to(tl.int32, bitcast=True) & 0xF
-    code = tl.where(a < 0.015625, subnormal, normal)
-    return code | ((bits >> 24) & 0x80)
+    if INTERPRETED:
+        bits = x.to(tl.int32, bitcast=True)
+        a = tl.minimum(tl.abs(x), 448.0)
+        magnitude = a.to(tl.int32, bitcast=True)
+        # Normal numbers: round the mantissa to three bits (a carry walks into the exponent), then rebias 127 to 7.
+        normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
+        # Subnormals are multiples of 2^-9, the spacing of float32 at 2^14: the addition rounds, the low bits are the code.
+        subnormal = (a + 16384.0).to(tl.int32, bitcast=True) & 0xF
+        code = tl.where(a < 0.015625, subnormal, normal) | ((bits >> 24) & 0x80)
+    else:
+        code = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.int32)
+    return code
 
 
 @triton.jit
@@ -257,19 +275,19 @@ def rotate_tail(x, p_angles, N: tl.constexpr, ROPE_DIM: tl.constexpr, INVERSE: t
 
 @triton.jit
 def round_fp4_entry(x):
-    """Round float32 `x` [512] to what an FP4 entry holds (`codec.round_fp4_entry`); float32 [512]."""
+    """Round float32 `x` [512] of bfloat16 precision to what an FP4 entry holds (`codec.round_fp4_entry`); float32 [512]."""
     x = tl.reshape(x, (32, 16))
     scale = tl.max(tl.abs(x), axis=1) * 0.16666667163372040
     scale = tl.minimum(tl.maximum(scale, 0.001953125), 448.0)
     scale = decode_e4m3(encode_e4m3(scale).to(tl.uint8)).to(tl.float32)[:, None]
-    return tl.reshape(round_e2m1(tl.div_rn(x, tl.broadcast_to(scale, (32, 16))) + 0.0) * scale, (HEAD_DIM,))
+    return tl.reshape(decode_e2m1(encode_e2m1_quotient(x + 0.0, scale)).to(tl.float32) * scale, (HEAD_DIM,))
 
 
 @triton.jit
 def store_entry(cache, index, x, LAYOUT: tl.constexpr, SLOTS: tl.constexpr, PAGE_BYTES: tl.constexpr):
     """Quantise float32 `x` [512] into cache slot `index` (int64 scalar), byte for byte as `layout.write` does.
 
-    The 8-bit layouts take values already rounded by `round_fp4_entry`.
+    `x` has bfloat16 precision; the 8-bit layouts take values already rounded by `round_fp4_entry`.
     """
     channel = tl.arange(0, HEAD_DIM)
     if LAYOUT == V41_FP4:
@@ -277,8 +295,7 @@ def store_entry(cache, index, x, LAYOUT: tl.constexpr, SLOTS: tl.constexpr, PAGE
         x = tl.reshape(x, (32, 16))
         scale = tl.div_rn(tl.max(tl.abs(x), axis=1), tl.full((32,), 6.0, tl.float32))
         scale = encode_e4m3(tl.minimum(tl.maximum(scale, 0.001953125), 448.0))
-        divisor = tl.broadcast_to(decode_e4m3(scale.to(tl.uint8)).to(tl.float32)[:, None], (32, 16))
-        code = encode_e2m1(tl.div_rn(x, divisor))
+        code = encode_e2m1_quotient(x, decode_e4m3(scale.to(tl.uint8)).to(tl.float32)[:, None])
         even, odd = tl.split(tl.reshape(code, (HEAD_DIM // 2, 2)))
         tl.store(cache + data + tl.arange(0, 256), (even | (odd << 4)).to(tl.uint8))
         tl.store(cache + scales + tl.arange(0, 32), scale.to(tl.uint8))

@@ -33,6 +33,9 @@ from dsv41_kernels import device
 from dsv41_kernels.layout import HEAD_DIM, LAYOUTS, ROPE_DIM, V4, V41, V41_FP4
 from dsv41_kernels.op import Outputs, UnsupportedProblemError
 
+MANY_ROWS = 1024
+"""From here on a launch is bound by instructions, not latency: fewer warps per row repeat less of what every warp does."""
+
 
 @triton.jit
 def compress_kernel(
@@ -77,9 +80,14 @@ def compress_kernel(
     position = tl.load(p_positions + row).to(tl.int64)
     entry_position = position
     completes = location != 0
-    x = tl.load(p_kv + row.to(tl.int64) * kv_stride + o).to(tl.float32)
     if RATIO == 2:
         odd = position % 2 == 1
+        if EXTEND:
+            # Half the rows of a chunk complete nothing and park nothing: they leave before they read.
+            if (program >= requests) & (not odd):
+                return
+    x = tl.load(p_kv + row.to(tl.int64) * kv_stride + o).to(tl.float32)
+    if RATIO == 2:
         completes = completes & odd
         request = tl.load(p_request + row).to(tl.int64)
         before = tl.maximum(row - 1, 0)
@@ -219,7 +227,7 @@ def compress(
         LAYOUT=device.TAGS[layout],
         SLOTS=slots,
         PAGE_BYTES=LAYOUTS[layout].page_bytes(slots),
-        num_warps=4,
+        num_warps=4 if rows < MANY_ROWS else 2,
         # The rotation's products are rounded one by one in the engine; a fused multiply-add would flip bfloat16 ties.
         enable_fp_fusion=False,
     )

@@ -25,7 +25,7 @@ FEW_ROWS = 256
 
 @triton.jit
 def index_keys_kernel(
-    p_latent,  # [rows, 512] bf16
+    p_latent,  # [rows, 512] bf16, or [rows, 128] already projected
     p_weight,  # [128, 512] bf16
     p_norm,  # [128] bf16
     p_positions,  # [rows]
@@ -36,6 +36,7 @@ def index_keys_kernel(
     eps,
     RATIO: tl.constexpr,
     SLOTS: tl.constexpr,
+    PROJECT: tl.constexpr,
     R: tl.constexpr,
     K: tl.constexpr,
 ):
@@ -46,13 +47,16 @@ def index_keys_kernel(
     position = tl.load(p_positions + o_row, mask=stored, other=0).to(tl.int64)
     position -= position % RATIO  # a pair stands at its even position
     o_key = tl.arange(0, 128)
-    acc = tl.zeros((R, 128), tl.float32)
-    for start in tl.range(0, 512, K):
-        o_k = start + tl.arange(0, K)
-        latent = tl.load(p_latent + o_row[:, None] * 512 + o_k[None, :], mask=stored[:, None], other=0.0)
-        weight = tl.load(p_weight + o_key[None, :] * 512 + o_k[:, None])
-        acc = device.dot(latent, weight, acc)
-    key = device.to_bfloat16(acc).to(tl.float32)
+    if PROJECT:
+        acc = tl.zeros((R, 128), tl.float32)
+        for start in tl.range(0, 512, K):
+            o_k = start + tl.arange(0, K)
+            latent = tl.load(p_latent + o_row[:, None] * 512 + o_k[None, :], mask=stored[:, None], other=0.0)
+            weight = tl.load(p_weight + o_key[None, :] * 512 + o_k[:, None])
+            acc = device.dot(latent, weight, acc)
+        key = device.to_bfloat16(acc).to(tl.float32)
+    else:
+        key = tl.load(p_latent + o_row[:, None] * 128 + o_key[None, :], mask=stored[:, None], other=0.0).to(tl.float32)
     inverse = tl.rsqrt(tl.sum(key * key, axis=1) * (1.0 / 128) + eps)
     key = device.to_bfloat16(tl.load(p_norm + o_key).to(tl.float32)[None, :] * (key * inverse[:, None])).to(tl.float32)
 
@@ -85,7 +89,7 @@ def index_keys_kernel(
 def index_keys(
     *,
     latent: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     norm_weight: torch.Tensor,
     eps: float,
     positions: torch.Tensor,
@@ -98,8 +102,8 @@ def index_keys(
     """Project latents to index keys and store them.
 
     Args:
-        latent: [rows, 512] bfloat16 before rotation, contiguous.
-        weight: [128, 512] bfloat16, the indexer's `wk`.
+        latent: [rows, 512] bfloat16 before rotation, contiguous; [rows, 128] already projected when `weight` is None.
+        weight: [128, 512] bfloat16, the indexer's `wk`, or None.
         norm_weight: [128] bfloat16.
         eps: of the RMSNorm.
         positions: [rows] integer token positions; the entry of a pair stands at the even one.
@@ -116,14 +120,15 @@ def index_keys(
         UnsupportedProblemError: a shape or type the kernel does not serve.
     """
     rows, dim = latent.shape
-    if dim != HEAD_DIM or latent.dtype != torch.bfloat16 or not latent.is_contiguous():
+    wanted = INDEX_DIM if weight is None else HEAD_DIM
+    if dim != wanted or latent.dtype != torch.bfloat16 or not latent.is_contiguous():
         raise UnsupportedProblemError(
-            f"latent must be contiguous bfloat16 [rows, 512], not {latent.dtype} {tuple(latent.shape)}"
+            f"latent must be contiguous bfloat16 [rows, {wanted}], not {latent.dtype} {tuple(latent.shape)}"
         )
-    if weight.shape != (INDEX_DIM, HEAD_DIM) or weight.dtype != torch.bfloat16 or not weight.is_contiguous():
-        raise UnsupportedProblemError(
-            f"weight must be contiguous bfloat16 [128, 512], not {weight.dtype} {tuple(weight.shape)}"
-        )
+    if weight is not None and (weight.shape != (INDEX_DIM, HEAD_DIM) or weight.dtype != torch.bfloat16):
+        raise UnsupportedProblemError(f"weight must be bfloat16 [128, 512], not {weight.dtype} {tuple(weight.shape)}")
+    if weight is not None and not weight.is_contiguous():
+        raise UnsupportedProblemError("weight must be contiguous")
     if cache.shape[1] != INDEX_KEY.page_bytes(slots):
         raise UnsupportedProblemError(
             f"a page of {slots} keys has {INDEX_KEY.page_bytes(slots)} bytes, not {cache.shape[1]}"
@@ -133,7 +138,7 @@ def index_keys(
     tile, depth = (16, 256) if rows <= FEW_ROWS else (64, 128)
     index_keys_kernel[(triton.cdiv(rows, tile),)](
         latent,
-        weight,
+        latent if weight is None else weight,
         norm_weight,
         positions,
         location,
@@ -143,6 +148,7 @@ def index_keys(
         eps,
         RATIO=ratio,
         SLOTS=slots,
+        PROJECT=weight is not None,
         R=tile,
         K=depth,
         num_warps=4,

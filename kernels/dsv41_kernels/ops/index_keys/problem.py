@@ -37,7 +37,9 @@ def make_inputs(problem: Problem, target: torch.device, seed: int) -> Inputs:
         "table": rotary.frequency_table(4096),
         "cache": layout.empty_cache(layout.INDEX_KEY, layout.pages_for(rows + 1, slots), slots),
     }
-    moved = {name: value.to(target) for name, value in inputs.items()}
+    if problem.sizes.get("projected"):
+        inputs |= {"latent": latent[:, : layout.INDEX_DIM].contiguous(), "weight": None}
+    moved = {name: value if value is None else value.to(target) for name, value in inputs.items()}
     return {**moved, "eps": 1e-6, "ratio": ratio, "slots": slots}
 
 
@@ -83,7 +85,7 @@ def _compile_case(name: str, rows: int, depth: int) -> CompileCase:
         "rows": "i32",
         "eps": "fp32",
     }
-    constants = {"RATIO": 2, "SLOTS": layout.INDEX_SLOTS, "R": rows, "K": depth}
+    constants = {"RATIO": 2, "SLOTS": layout.INDEX_SLOTS, "PROJECT": True, "R": rows, "K": depth}
     options = {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": False}
     return CompileCase(name, kernel.index_keys_kernel, signature, constants, options)
 
@@ -96,6 +98,7 @@ OP = Op(
         Problem("1-row", "correctness", {"rows": 1, "ratio": 1}),
         Problem("18-rows-c2", "correctness", {"rows": 18, "ratio": 2, "skipped": 0.5}),
         Problem("300-rows-c2", "correctness", {"rows": 300, "ratio": 2, "skipped": 0.5}),
+        Problem("projected", "correctness", {"rows": 18, "ratio": 2, "skipped": 0.5, "projected": True}),
         Problem("no-rows", "corner", {"rows": 0, "ratio": 1}),
         Problem("all-skipped", "corner", {"rows": 5, "ratio": 2, "skipped": 1.0}),
         Problem("decode-1-c1", "production", {"rows": 1, "ratio": 1}),

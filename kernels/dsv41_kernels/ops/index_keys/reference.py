@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def index_keys(
     *,
     latent: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     norm_weight: torch.Tensor,
     eps: float,
     positions: torch.Tensor,
@@ -27,7 +27,9 @@ def index_keys(
 ) -> Outputs:
     """Return the cache with the keys of all rows with a positive location. Arguments as in the kernel's launcher."""
     stored = location > 0
-    key = (latent[stored].double() @ weight.double().T).bfloat16().double()
+    key = latent[stored].double()
+    if weight is not None:
+        key = (key @ weight.double().T).bfloat16().double()
     key = key * (key.square().mean(dim=-1, keepdim=True) + eps).rsqrt() * norm_weight.double()
     position = positions[stored] // ratio * ratio
     key = rotary.rotate_tail(key.bfloat16().float(), table, position).bfloat16()
