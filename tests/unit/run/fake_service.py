@@ -25,7 +25,8 @@ DEFAULTS: dict[str, Any] = {
     "chatty": False,  # log every request, as SGLang does
     "engines": [],  # base URLs of the engines behind a router
     "state": None,  # file whose JSON overrides settings while it runs
-    "healthy": True,
+    "healthy": True,  # runs a forward pass
+    "alive": True,  # answers /health
     "running": 0,
     "deaf": False,  # ignore SIGTERM
 }
@@ -46,7 +47,8 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/metrics":
             self._reply(200, _page(now["running"], Handler.tokens))
         else:
-            self._reply(200 if now["healthy"] else 503, "ok")
+            fine = now["alive"] if self.path == "/health" else now["healthy"]
+            self._reply(200 if fine else 503, "ok")
 
     def do_POST(self) -> None:
         """Answer a completion, after the engines behind have counted it."""

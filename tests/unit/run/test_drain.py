@@ -1,0 +1,42 @@
+"""What an engine still has to do, as its own queues say."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dsv41_serving.check.metrics import MetricsPage
+from dsv41_serving.run.drain import describe_work, wait_until_idle
+from tests.unit.run.fake_plan import fake_plan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("page", "work"),
+    [
+        ("", ""),
+        ("sglang:num_running_reqs 0\nsglang:num_queue_reqs 0\n", ""),
+        ('sglang:num_running_reqs{tp_rank="0"} 2\n', "2 running"),
+        (
+            """sglang:num_running_reqs 2
+sglang:num_queue_reqs 1
+sglang:num_decode_transfer_queue_reqs 1
+sglang:num_prefill_inflight_queue_reqs 2
+""",
+            "2 running, 1 queued, 3 in hand-off",
+        ),
+    ],
+)
+def test_only_what_is_left_is_named(page: str, work: str) -> None:
+    """Hand-offs count: their memory is in use on the other side."""
+    assert describe_work(MetricsPage(page)) == work
+
+
+def test_an_engine_that_does_not_answer_has_nothing_left(tmp_path: Path) -> None:
+    """There is nobody to wait for."""
+    service = fake_plan(tmp_path).service("prefill")
+    assert asyncio.run(wait_until_idle(service, 60.0, lambda _: None)) == ""
