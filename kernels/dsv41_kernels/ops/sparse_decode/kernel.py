@@ -90,7 +90,7 @@ def _attend_tile(
 
 @triton.jit
 def attend_kernel(
-    p_q,  # [rows, heads, 512] bf16
+    p_q,  # [rows, heads, 512] bf16, row stride q_stride
     p_window,  # uint8 pages
     p_window_index,  # [rows, window_width] int32
     p_window_length,  # [rows] int32
@@ -100,6 +100,7 @@ def attend_kernel(
     p_acc,  # [rows, splits, heads, 512] fp32
     p_max,  # [rows, splits, heads] fp32, base 2
     p_sum,  # [rows, splits, heads] fp32
+    q_stride,
     heads,
     window_width,
     selected_width,
@@ -127,7 +128,7 @@ def attend_kernel(
     selected_length = tl.minimum(tl.load(p_selected_length + row), selected_width)
     o_channel = tl.arange(0, device.HEAD_DIM)[None, :]
     o_rope = tl.arange(0, 64)[None, :] + device.NOPE_DIM
-    p_row = p_q + (row * heads + o_head)[:, None] * device.HEAD_DIM
+    p_row = p_q + row * q_stride + o_head[:, None] * device.HEAD_DIM
     q_even, q_odd = tl.split(tl.reshape(tl.load(p_row + o_channel, mask=m_head, other=0.0), (H, 256, 2)))
     q_rope = tl.load(p_row + o_rope, mask=m_head, other=0.0)
     acc_even = tl.zeros((H, 256), tl.float32)
@@ -173,7 +174,8 @@ def combine_kernel(
     p_sink,  # [heads] fp32, natural base
     p_table,  # [positions, 64] fp32 cos/sin
     p_positions,  # [rows]
-    p_out,  # [rows, heads, 512] bf16
+    p_out,  # [rows, heads, 512] bf16, row stride out_stride
+    out_stride,
     heads,
     splits,
     SPLITS: tl.constexpr,  # splits rounded up to a power of two
@@ -210,7 +212,7 @@ def combine_kernel(
     if INVERSE_ROPE:
         position = tl.load(p_positions + row).to(tl.int64)
         out = device.rotate_tail(out, p_table + position * 64, 512, 64, INVERSE=True)
-    tl.store(p_out + (row * heads + head) * device.HEAD_DIM + o_channel, device.to_bfloat16(out))
+    tl.store(p_out + row * out_stride + head * device.HEAD_DIM + o_channel, device.to_bfloat16(out))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,12 +263,13 @@ def sparse_decode(
     scale: float,
     table: torch.Tensor | None,
     positions: torch.Tensor | None,
+    out: torch.Tensor | None = None,
     cut: Plan | None = None,
 ) -> Outputs:
     """Attend from each row to its window and its selected entries.
 
     Args:
-        q: [rows, heads, 512] bfloat16, contiguous; heads 1..128.
+        q: [rows, heads, 512] bfloat16, heads 1..128; rows may be strided (the first heads of a padded query).
         window_cache: uint8 pages of `window_slots` entries in `window_layout` ("v4" or "v41").
         window_index: [rows, width] int32 cache slots, -1 for none.
         window_length: [rows] int32; entries from this column on are ignored.
@@ -281,6 +284,7 @@ def sparse_decode(
         scale: softmax scale.
         table: [positions, 64] float32 cos/sin to rotate the output's last 64 channels back, None to leave them.
         positions: [rows] integer query positions, with `table`.
+        out: where to write, shaped like q, rows may be strided; None allocates.
         cut: overrides `plan`.
 
     Returns:
@@ -290,9 +294,9 @@ def sparse_decode(
         UnsupportedProblemError: a shape, type or layout the kernel does not serve.
     """
     rows, heads, dim = q.shape
-    if q.dtype != torch.bfloat16 or dim != HEAD_DIM or not q.is_contiguous():
+    if q.dtype != torch.bfloat16 or dim != HEAD_DIM or q.stride()[1:] != (HEAD_DIM, 1):
         raise UnsupportedProblemError(
-            f"q must be contiguous bfloat16 [rows, heads, 512], not {q.dtype} {tuple(q.shape)}"
+            f"q must be bfloat16 [rows, heads, 512] with dense heads, not {q.dtype} {tuple(q.shape)}"
         )
     if rows > MAX_ROWS:
         raise UnsupportedProblemError(
@@ -306,7 +310,10 @@ def sparse_decode(
         raise UnsupportedProblemError("selected_cache, selected_index and selected_length come together")
     if (table is None) != (positions is None):
         raise UnsupportedProblemError("table and positions come together")
-    out = torch.empty_like(q)
+    if out is None:
+        out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
+    if out.shape != q.shape or out.dtype != q.dtype or out.stride()[1:] != (HEAD_DIM, 1):
+        raise UnsupportedProblemError(f"out must be shaped like q with dense heads, not {out.dtype} {tuple(out.shape)}")
     if rows == 0:
         return {"out": out}
     if selected_cache is None or selected_index is None or selected_length is None:
@@ -335,6 +342,7 @@ def sparse_decode(
         acc,
         maximum,
         total,
+        q.stride(0),
         heads,
         window_width,
         selected_width,
@@ -360,6 +368,7 @@ def sparse_decode(
         table if table is not None else sink,
         positions if positions is not None else window_length,
         out,
+        out.stride(0),
         heads,
         cut.splits,
         SPLITS=triton.next_power_of_2(cut.splits),

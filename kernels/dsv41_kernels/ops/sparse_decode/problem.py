@@ -146,7 +146,7 @@ def _compile_case(name: str, pair: str, heads: int, slots: int, rows: int = 1, p
         **dict.fromkeys(caches, "*u8"),
         **{f"{prefix}{part}": "*i32" for prefix in indices for part in ("index", "length")},
         **dict.fromkeys(floats, "*fp32"),
-        **dict.fromkeys(("heads", "window_width", "selected_width", "tiles_per_split"), "i32"),
+        **dict.fromkeys(("q_stride", "heads", "window_width", "selected_width", "tiles_per_split"), "i32"),
         "scale": "fp32",
     }
     return CompileCase(
@@ -155,7 +155,7 @@ def _compile_case(name: str, pair: str, heads: int, slots: int, rows: int = 1, p
         signature,
         constants,
         {"num_warps": cut.warps, "num_stages": 1},
-        divisible=("window_width", "selected_width"),
+        divisible=("q_stride", "window_width", "selected_width"),
         # The query's fragments alone take 128 registers. A few bytes of stack on the architectures never measured here.
         max_spill_bytes=32,
     )
@@ -166,6 +166,7 @@ def _combine_case() -> CompileCase:
         **dict.fromkeys(("p_acc", "p_max", "p_sum", "p_sink", "p_table"), "*fp32"),
         "p_positions": "*i64",
         "p_out": "*bf16",
+        "out_stride": "i32",
         "heads": "i32",
         "splits": "i32",
     }
