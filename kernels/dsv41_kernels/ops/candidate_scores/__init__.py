@@ -1,0 +1,1 @@
+"""Scores and selection within published candidate blocks."""

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN201, PLR2004
+# ruff: noqa: ANN201
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 """Scores of the published blocks alone, and the best positions among them: the consumer of a block list."""
 
@@ -28,6 +28,7 @@ def candidate_scores_kernel(
     p_block,
     p_keys,
     p_score,
+    p_maximum,
     table_stride,
     BLOCKS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -53,9 +54,13 @@ def candidate_scores_kernel(
             valid = (block >= 0) & (block * 8 + o % 8 < length)
             token = tl.load(p_slots + block * 8 * RATIO, mask=valid, other=0)
             slot = token // RATIO + o % 8
-            pairs, scale = tile.load_keys(p_keys, (slot // tile.SLOTS).to(tl.int64), slot % tile.SLOTS, valid)
+            pairs, scale = tile.load_keys(p_keys, slot, valid)
             score = tile.score_tile(tile.expand(pairs, scale, T), query, weight, T, 1, HEADS)
             tl.store(p_score + row * (BLOCKS * 8) + o[:, None], score, mask=valid[:, None])
+            score = tl.where(valid[:, None], score, float("-inf"))
+            best = tl.max(tl.reshape(score, (T // 8, 8, 1)), axis=1)
+            o_block = index * (T // 8) + tl.arange(0, T // 8)[:, None]
+            tl.store(p_maximum + row * BLOCKS + o_block, best, mask=o_block * 8 < columns)
 
 
 def candidate_scores(
@@ -76,10 +81,18 @@ def candidate_scores(
     """Score the positions of each row's blocks and select the `topk` best.
 
     Args:
-        query, weight, request, table, length, keys, ratio: as in `index_scores`.
+        query: rounded index queries, bfloat16 [rows, heads, 128].
+        weight: head weights with the softmax scale folded in, bfloat16 or float32 [rows, heads].
+        request: row of `table` of each query row, integer [rows].
+        table: token slot of each position of each request, int32 [requests, positions]; as in `index_scores`.
+        length: visible positions of each row, int32 [rows].
+        keys: index keys, uint8 [pages, 64 * 68] (`layout.INDEX_KEY`).
+        ratio: tokens per compressed position, 1 or 2.
         blocks: published blocks, int32 [rows, count], ascending, -1 padded (`candidates`).
         topk: positions to select, a power of two.
-        slots, positions: outputs to write into, int32 [rows, at least topk]; allocated if None.
+        slots: output to write into, int32 [rows, at least topk]; allocated if None.
+        positions: likewise.
+        config: replaces `CONFIG`.
 
     Returns:
         `scores` float32 [rows, 8 * count], column 8 i + j for position j of block i, unwritten where there is none; `slots` and
@@ -97,6 +110,7 @@ def candidate_scores(
     if not weight.is_contiguous() or not blocks.is_contiguous():
         raise UnsupportedProblemError("candidate_scores: weight and blocks must be contiguous")
     scores = torch.empty(rows, count * candidates.BLOCK, dtype=torch.float32, device=query.device)
+    maxima = torch.empty(rows, count, dtype=torch.float32, device=query.device)
     if rows:
         processors = index_scores.multiprocessors(query.device)
         shares = min(triton.cdiv(processors * config.programs, rows), triton.cdiv(scores.shape[1], config.tile))
@@ -109,6 +123,7 @@ def candidate_scores(
             blocks,
             keys,
             scores,
+            maxima,
             table.stride(0),
             BLOCKS=count,
             HEADS=heads,
@@ -118,6 +133,16 @@ def candidate_scores(
             num_stages=config.stages,
         )
     slots, positions = candidates.select_positions(
-        scores, blocks, length, request, table, ratio=ratio, topk=topk, compact=True, slots=slots, positions=positions
+        scores,
+        maxima,
+        blocks,
+        length,
+        request,
+        table,
+        ratio=ratio,
+        topk=topk,
+        compact=True,
+        slots=slots,
+        positions=positions,
     )
     return {"scores": scores, "slots": slots, "positions": positions}

@@ -48,11 +48,11 @@ def _problem(
 
 _K = 1024
 PROBLEMS = (
-    _problem("lengths around blocks and pages", "correctness", [1, 7, 8, 9, 63, 64, 65, 300], count=16, topk=8),
-    _problem("verify of 6", "correctness", [300, 70], rows=6, count=16, topk=8),
-    _problem("ratio 2", "correctness", [300, 70, 11], count=16, topk=16, ratio=2),
-    _problem("nothing visible", "corner", [0, 0], count=16, topk=8, max_length=64),
-    _problem("no rows", "corner", [], count=16, topk=8, max_length=64),
+    _problem("lengths around blocks and pages", "correctness", [1, 7, 8, 9, 63, 64, 65, 1500], count=128, topk=16),
+    _problem("verify of 6", "correctness", [1300, 70], rows=6, count=128, topk=16),
+    _problem("ratio 2", "correctness", [1300, 70, 11], count=128, topk=32, ratio=2),
+    _problem("nothing visible", "corner", [0, 0], count=128, topk=16, max_length=64),
+    _problem("no rows", "corner", [], count=128, topk=16, max_length=64),
     _problem("1 x 4K of 1M", "production", [4 * _K], max_length=1024 * _K),
     _problem("1 x 32K of 1M", "production", [32 * _K], max_length=1024 * _K),
     _problem("1 x 128K of 1M", "production", [128 * _K], max_length=1024 * _K),
@@ -99,7 +99,9 @@ def compare(actual: Outputs, expected: Outputs) -> list[str]:
         wanted = padded([of[index] for of, index in zip(expected[name].cpu(), chosen, strict=True)], topk)
         wrong = wanted != actual[name].cpu()
         if wrong.any():
-            faults.append(f"{name}: {int(wrong.sum())} of {wrong.numel()} differ from the best of the kernel's own scores")
+            faults.append(
+                f"{name}: {int(wrong.sum())} of {wrong.numel()} differ from the best of the kernel's own scores"
+            )
     return faults
 
 
@@ -133,6 +135,7 @@ _CASE = CompileCase(
         "p_block": "*i32",
         "p_keys": "*u8",
         "p_score": "*fp32",
+        "p_maximum": "*fp32",
         "table_stride": "i32",
     },
     {"BLOCKS": COUNT, "HEADS": scene.HEADS, "RATIO": 1, "T": kernel.CONFIG.tile},

@@ -21,9 +21,8 @@ def candidate_scores(
 ) -> dict[str, torch.Tensor]:
     """Scores [rows, 8 * count], NaN where nothing is specified, and the position and slot of each column (-1: none)."""
     rows, count = blocks.shape
-    place = {"device": query.device, "dtype": torch.int64}
     scores = torch.full((rows, count * 8), float("nan"), dtype=torch.float64, device=query.device)
-    positions, all_slots = torch.full((2, rows, count * 8), -1, **place)
+    positions, all_slots = torch.full((2, rows, count * 8), -1, dtype=torch.int64, device=query.device)
     for row, visible in enumerate(length.tolist()):
         listed = blocks[row][blocks[row] >= 0]
         position = (listed[:, None] * 8 + torch.arange(8, device=blocks.device)).flatten()

@@ -62,5 +62,7 @@ def prepare_masked(problem: Problem, inputs: Inputs) -> Callable[[], Outputs]:
     try:
         run()
     except (ImportError, RuntimeError, OSError) as failure:
-        raise StockUnavailableError(f"the engine's kernels are compiled at run time and did not build: {failure}") from failure
+        raise StockUnavailableError(
+            f"the engine's kernels are compiled at run time and did not build: {failure}"
+        ) from failure
     return run

@@ -1,0 +1,1 @@
+"""Selection of candidate blocks and positions after a full scan."""

@@ -42,14 +42,15 @@ def _problem(
 
 _K = 1024
 PROBLEMS = (
-    _problem("lengths around blocks", "correctness", [1, 7, 8, 9, 63, 64, 65, 130], count=16, topk=8),
-    _problem("ratio 2, odd batch", "correctness", [300, 301, 1000], count=32, topk=16, ratio=2),
-    _problem("ties", "correctness", [300, 999, 1000], count=16, topk=8, levels=3),
-    _problem("own selection beyond the blocks", "correctness", [300, 40], count=8, topk=16),
-    _problem("every score equal", "corner", [500, 30], count=16, topk=8, levels=1),
-    _problem("nothing visible", "corner", [0, 0, 0], count=16, topk=8, max_length=64),
-    _problem("exactly as many blocks as are kept", "corner", [128, 127, 129], count=16, topk=8),
-    _problem("no rows", "corner", [], count=16, topk=8, max_length=64),
+    _problem("lengths around blocks", "correctness", [1, 7, 8, 9, 63, 64, 65, 1100], count=128, topk=16),
+    _problem("ratio 2, odd batch", "correctness", [1300, 2001, 4000], count=128, topk=32, ratio=2),
+    _problem("ties", "correctness", [1300, 2999, 3000], count=128, topk=64, levels=3),
+    _problem("own selection beyond the blocks", "correctness", [3000, 40], count=128, topk=128),
+    _problem("nothing published", "correctness", [3000, 40, 1500], count=0, topk=128),
+    _problem("every score equal", "corner", [2500, 30], count=128, topk=16, levels=1),
+    _problem("nothing visible", "corner", [0, 0, 0], count=128, topk=16, max_length=64),
+    _problem("as many blocks as are kept, and one more", "corner", [1023, 1024, 1025, 1033], count=128, topk=16),
+    _problem("no rows", "corner", [], count=128, topk=16, max_length=64),
     _problem("1 x 4K of 1M", "production", [4 * _K], max_length=1024 * _K),
     _problem("1 x 32K of 1M", "production", [32 * _K], max_length=1024 * _K),
     _problem("1 x 128K", "production", [128 * _K]),
@@ -57,7 +58,8 @@ PROBLEMS = (
     _problem("6 x 1M", "production", [1024 * _K - 5 + i for i in range(6)], max_length=1024 * _K),
     _problem("8 x 128K", "production", [128 * _K - 100 * i for i in range(8)]),
     _problem("64 x 32K", "production", [32 * _K - 100 * i for i in range(64)]),
-    _problem("1 x 1M, full top-512", "production", [1024 * _K], count=512, topk=512),
+    _problem("1 x 1M, nothing published", "production", [1024 * _K], count=0),
+    _problem("8 x 64K, nothing published", "production", [64 * _K - 100 * i for i in range(8)], count=0, ratio=2),
 )
 
 
@@ -73,8 +75,10 @@ def make_inputs(problem: Problem, device: torch.device, seed: int) -> Inputs:
     length = torch.tensor(problem["lengths"], dtype=torch.int32)
     seen = torch.arange(width)[None, :] < length[:, None]
     padded = torch.nn.functional.pad(scores.where(seen, float("-inf")), (0, -width % 8), value=float("-inf"))
-    maxima = padded.unflatten(1, (-1, 8)).amax(dim=2)
-    table = torch.randperm(rows * width, generator=generator).view(rows, width).repeat_interleave(problem["ratio"], dim=1)
+    maxima = padded.view(rows, -(-width // 8), 8).amax(dim=2)
+    table = (
+        torch.randperm(rows * width, generator=generator).view(rows, width).repeat_interleave(problem["ratio"], dim=1)
+    )
     return {
         "scores": scores.where(seen, float("nan")).to(device),
         "maxima": maxima.where(seen[:, ::8], float("nan")).to(device),
@@ -92,13 +96,14 @@ def _supports(capability: Capability, problem: Problem) -> str | None:  # noqa: 
 
 
 def cost(problem: Problem) -> Cost:
-    """Maxima once, the scores of the kept blocks once, blocks and selection written once; no tensor-core work."""
+    """Maxima once, the scores of `topk` blocks once, blocks and selection written once; no tensor-core work."""
     moved = 0.0
     for length in problem["lengths"]:
         blocks = -(-length // 8)
         kept = min(blocks, problem["count"])
-        moved += 4 * (blocks if blocks > problem["count"] else 0)
-        moved += 4 * min(8 * kept, length) + 4 * problem["count"] + 2 * 4 * problem["topk"] + 4 * min(length, problem["topk"])
+        looked_into = min(blocks, problem["topk"])
+        moved += 4 * blocks + 4 * kept + 4 * min(8 * looked_into, length)
+        moved += (4 + 2 * 4) * min(length, problem["topk"])
     return Cost(moved, 0)
 
 
@@ -107,12 +112,14 @@ def _compile_cases() -> tuple[CompileCase, ...]:
         "p_maximum": "*fp32",
         "p_length": "*i32",
         "p_part": "*i32",
+        "p_part_maximum": "*fp32",
         "p_ticket": "*i32",
         "p_block": "*i32",
         "maximum_stride": "i32",
     }
     positions = {
         "p_score": "*fp32",
+        "p_maximum": "*fp32",
         "p_block": "*i32",
         "p_length": "*i32",
         "p_request": "*i64",
@@ -120,22 +127,24 @@ def _compile_cases() -> tuple[CompileCase, ...]:
         "p_slot": "*i32",
         "p_position": "*i32",
         "score_stride": "i32",
+        "maximum_stride": "i32",
         "table_stride": "i32",
         "slot_stride": "i32",
         "position_stride": "i32",
     }
-    strides = ("score_stride", "table_stride", "slot_stride", "position_stride")
+    strides = ("score_stride", "maximum_stride", "table_stride", "slot_stride", "position_stride")
     cases = [
         CompileCase(
             f"blocks of {chunks} chunks",
             kernel.select_blocks_kernel,
             blocks,
             {"K": COUNT, "CHUNK": 16384, "CHUNKS": chunks, "PIN": True},
-            {"num_warps": kernel.warps(16384)},
+            {"num_warps": warps},
             divisible=("maximum_stride",),
-            max_spill_bytes=128,
+            max_spill_bytes=spill,
         )
-        for chunks in (1, 8)
+        # The merge holds two tiles' worth of addresses once; the searches themselves do not spill.
+        for chunks, warps, spill in ((1, kernel.BLOCK_WARPS, 64), (8, kernel.MERGE_WARPS, 512))
     ]
     cases.append(
         CompileCase(
@@ -143,9 +152,8 @@ def _compile_cases() -> tuple[CompileCase, ...]:
             kernel.select_positions_kernel,
             positions,
             {"BLOCKS": COUNT, "TOPK": TOPK, "RATIO": 1, "COMPACT": False},
-            {"num_warps": kernel.warps(16384)},
+            {"num_warps": kernel.POSITION_WARPS},
             divisible=strides,
-            max_spill_bytes=128,
         )
     )
     return tuple(cases)
@@ -167,6 +175,9 @@ OP = Op(
         "kernels.ops.attention.dsv4.candidate_blocks.candidate_block_mask",
         "srt.layers.attention.dsv4.v41_indexer.scoring.select_decode",
     ),
-    stocks=(Stock("amax, top-k v2, dense mask, finish", stock.prepare_jit), Stock("torch.topk, dense mask", stock.prepare_torch)),
+    stocks=(
+        Stock("amax, top-k v2, dense mask, finish", stock.prepare_jit),
+        Stock("torch.topk, dense mask", stock.prepare_torch),
+    ),
     compile_cases=_compile_cases(),
 )

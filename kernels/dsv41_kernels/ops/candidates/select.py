@@ -1,11 +1,13 @@
-# ruff: noqa: ANN201, PLR2004
+# ruff: noqa: ANN201
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 """The k largest of a tile of scores that one program holds in registers, in ascending order of position.
 
 The threshold is found by bisection over the integers that order like the floats: a count per step, no histogram in memory, no
-sort. It stops as soon as a threshold separates exactly k scores, on real scores after about 15 steps. What is taken is then
+sort. It stops as soon as a threshold separates exactly k scores, on real scores after 15 to 20 steps. What is taken is then
 written at its rank, one prefix sum over all scores, so positions come out ascending and of equal scores the lower positions
 win: the result is a function of the scores alone.
+
+A tile is [rows, 128] in order of position: a row lies in one warp, so that only row totals cross warps in the prefix sum.
 """
 
 from __future__ import annotations
@@ -13,37 +15,65 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LOWEST = tl.constexpr(-(2**31))
-HIGHEST = tl.constexpr(2**31 - 1)
+COLUMNS = tl.constexpr(128)
 
 
 @triton.jit
-def order(score):
-    """Integers that order like float32 `score`; -0.0 equals 0.0. Not for NaN."""
-    bits = (score + 0.0).to(tl.int32, bitcast=True)
+def places(ROWS: tl.constexpr):
+    """Positions 0 .. 128 * ROWS - 1 of a tile [ROWS, 128]."""
+    return tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+
+
+@triton.jit
+def _order(score):
+    """The integer that orders like float32 `score`."""
+    bits = score.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def take_largest(key, k):
-    """Which of `key` [N] (int32, N <= 16384; LOWEST where there is none) are the `k` largest.
+def _value(order):
+    """Inverse of `_order`; never -0.0, so that a difference of equal zeros has no sign."""
+    return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True) + 0.0
 
-    Returns taken [N], rank [N] (of what is taken, by position: 0..count - 1), count = min(k, number of keys).
+
+@triton.jit
+def _prefix(counts):
+    """Inclusive prefix sum of int32 [ROWS, 128] in order of position."""
+    totals = tl.sum(counts, axis=1)
+    before = tl.cumsum(totals, axis=0) - totals
+    return tl.cumsum(counts, axis=1) + before[:, None]
+
+
+@triton.jit
+def rank_largest(score, available, k):
+    """Where each of `score` [ROWS, 128] (float32, at most 2^14; NaN where there is none) goes among the `k` largest.
+
+    `available` is the number of scores that are not NaN. Returns int32 [ROWS, 128]: the rank by position, 0..min(k, available)
+    - 1, of what is taken, else -1. A NaN is never taken: a minimum, a maximum and a comparison pass over it.
     """
-    available = tl.sum((key > LOWEST).to(tl.int32), axis=0)
-    low = tl.min(tl.where(key > LOWEST, key, HIGHEST), axis=0)
-    high = tl.max(key, axis=0)
-    if available <= k:
-        high = low  # everything is taken: the smallest key is the threshold
-    # Largest threshold that k keys reach: they reach `low`, and only they where the bisection ends early.
-    while low < high:
-        middle = (low | high) - ((low ^ high) >> 1)  # mean rounded up, without overflow
-        reach = tl.sum((key >= middle).to(tl.int32), axis=0)
-        high = tl.where(reach > k, high, tl.where(reach == k, middle, middle - 1))
-        low = tl.where(reach >= k, middle, low)
-    above = (key > low).to(tl.int32)
-    counts = tl.cumsum(above | ((key == low).to(tl.int32) << 16), axis=0)  # both prefix sums: neither exceeds 2^14
-    room = k - tl.sum(above, axis=0)  # for keys that equal the threshold
-    taken = (key > low) | ((key == low) & ((counts >> 16) <= room))
-    rank = (counts & 0xFFFF) + tl.minimum(counts >> 16, room) - 1
-    return taken, rank, tl.minimum(available, k)
+    low = tl.full((), 0, tl.int32)
+    high = low
+    if available > k:  # more than k scores lie above `low`, fewer than k above `high`
+        high = _order(tl.max(score))
+        low = _order(tl.min(score)) - 1
+    while low + 1 < high:
+        middle = (low & high) + ((low ^ high) >> 1)  # mean rounded down, without overflow
+        # The sign of a difference counts at the rate of the adder; a comparison would cost twice that.
+        above = -tl.sum((_value(middle) - score).to(tl.int32, bitcast=True) >> 31)
+        low = tl.where(above > k, middle, tl.where(above == k, middle - 1, low))
+        high = tl.where(above > k, high, middle)
+    threshold = _value(high)
+    above = (score > threshold).to(tl.int32)
+    if available <= k:  # everything is taken
+        above = (score > float("-inf")).to(tl.int32)
+    sure = tl.sum(above)
+    if sure == tl.minimum(available, k):
+        place = tl.where(above != 0, _prefix(above), 0) - 1
+    else:  # scores equal to the threshold fill the rest from below; both prefix sums in one, neither exceeds 2^14
+        tie = (score == threshold).to(tl.int32)
+        counts = _prefix(above | (tie << 16))
+        room = k - sure
+        taken = (above != 0) | ((tie != 0) & ((counts >> 16) <= room))
+        place = tl.where(taken, (counts & 0xFFFF) + tl.minimum(counts >> 16, room), 0) - 1
+    return place

@@ -31,8 +31,9 @@ def prepare_jit(problem: Problem, inputs: Inputs) -> Callable[[], Outputs]:
 
     def run() -> Outputs:
         plan = topk_module.plan_topk_v2(length)
-        blocks = blocks_module.amax_topk_blocks(scores, length, (length + 7) // 8, problem["count"])
-        blocks_module.candidate_block_mask(blocks, width, 8)
+        if problem["count"]:
+            blocks = blocks_module.amax_topk_blocks(scores, length, (length + 7) // 8, problem["count"])
+            blocks_module.candidate_block_mask(blocks, width, 8)
         index = torch.empty((rows, min(topk, width)), dtype=torch.int32, device=scores.device)
         topk_module.topk_transform_paged_v2(scores, length, None, index, 1, plan)
         slots = torch.empty((rows, topk), dtype=torch.int32, device=scores.device)
@@ -42,7 +43,9 @@ def prepare_jit(problem: Problem, inputs: Inputs) -> Callable[[], Outputs]:
     try:
         run()
     except (ImportError, RuntimeError, OSError) as failure:
-        raise StockUnavailableError(f"the engine's kernels are compiled at run time and did not build: {failure}") from failure
+        raise StockUnavailableError(
+            f"the engine's kernels are compiled at run time and did not build: {failure}"
+        ) from failure
     return run
 
 
@@ -56,8 +59,9 @@ def prepare_torch(problem: Problem, inputs: Inputs) -> Callable[[], Outputs]:
 
     def run() -> Outputs:
         visible = scores.masked_fill(column >= length[:, None], float("-inf"))
-        blocks = blocks_module.select_candidate_block_ids(visible, length[:, None], problem["count"], 8)
-        blocks_module.candidate_block_mask(blocks, width, 8)
+        if problem["count"]:
+            blocks = blocks_module.select_candidate_block_ids(visible, length[:, None], problem["count"], 8)
+            blocks_module.candidate_block_mask(blocks, width, 8)
         index = visible.topk(min(topk, width), dim=-1, sorted=False).indices.int()
         slots = torch.empty((rows, topk), dtype=torch.int32, device=scores.device)
         finish(index, visible, length, inputs["request"], inputs["table"], slots, None, inputs["ratio"], True)  # noqa: FBT003

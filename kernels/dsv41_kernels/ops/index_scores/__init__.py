@@ -1,0 +1,1 @@
+"""Index scores of a full scan on FP4 keys."""

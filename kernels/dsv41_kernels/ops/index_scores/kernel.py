@@ -119,13 +119,24 @@ def index_scores_kernel(
             query_b, weight_b, length_b = _load_rows(p_query, p_weight, p_length, row, rows, ROWS_A, ROWS_B, HEADS)
         p_slots = p_table + tl.load(p_request + row).to(tl.int64) * table_stride
 
+        # A tile is one page or two: positions are consecutive in a page, so its first position tells the page. The pages of
+        # the next tile are looked up a tile ahead, so that the loads of keys never wait for the table.
+        end_page = tl.cdiv(seen, tile.SLOTS)
+        p_next = p_slots + (begin - skipped) * (T * RATIO)
+        token = tl.load(p_next)
+        if T > tile.SLOTS:
+            token_b = tl.load(p_next + tile.SLOTS * RATIO, mask=(begin - skipped) * 2 + 1 < end_page, other=0)
         for index in range(begin - skipped, stop - skipped):
+            page = (token // (tile.SLOTS * RATIO)).to(tl.int64)
+            following = (index + 1) * (T // tile.SLOTS)
+            p_next = p_slots + following * (tile.SLOTS * RATIO)
+            token = tl.load(p_next, mask=following < end_page, other=0)
+            if T > tile.SLOTS:
+                page_b = (token_b // (tile.SLOTS * RATIO)).to(tl.int64)
+                page = tl.where(tl.arange(0, T) < tile.SLOTS, page, page_b)
+                token_b = tl.load(p_next + tile.SLOTS * RATIO, mask=following + 1 < end_page, other=0)
+            pairs, scale = tile.load_pages(p_keys, page, T)
             position = index * T + tl.arange(0, T)
-            valid = position < seen
-            # The positions of an index page are consecutive, so its first position tells the page.
-            token = tl.load(p_slots + position // tile.SLOTS * tile.SLOTS * RATIO, mask=valid, other=0)
-            page = (token // (RATIO * tile.SLOTS)).to(tl.int64)
-            pairs, scale = tile.load_keys(p_keys, page, position % tile.SLOTS, valid)
             keys = tile.expand(pairs, scale, T)
             _score_rows(
                 keys, query_a, weight_a, length_a, position, p_score, p_maximum, score_stride, maximum_stride,
@@ -150,13 +161,14 @@ class Config:
     programs: int
 
 
-# Rows of a group -> configuration. Measured on H200; see kernels/RESULTS.md.
+# Rows of a group -> configuration, measured on H200. Two pages a tile pay in decode, where the fixed work of a tile counts; with
+# more rows the accumulators leave no registers for it, and products of 128 columns overlap better than one of 256.
 CONFIGS = {
-    1: Config((1, 0), 64, 4, 5, 4),
-    2: Config((2, 0), 64, 4, 4, 3),
-    4: Config((4, 0), 64, 4, 4, 2),
-    6: Config((4, 2), 64, 4, 4, 2),
-    8: Config((4, 4), 64, 4, 4, 2),
+    1: Config((1, 0), 128, 4, 3, 3),
+    2: Config((2, 0), 64, 4, 3, 3),
+    4: Config((4, 0), 64, 4, 3, 2),
+    6: Config((4, 2), 64, 4, 3, 2),
+    8: Config((4, 4), 64, 4, 3, 2),
 }
 MAX_RAGGED_GROUPS = 128
 """Ragged groups of one launch: every program keeps their lengths in registers. More are served by more launches."""
@@ -169,7 +181,8 @@ def split_rows(rows_per_request: Sequence[int], group_rows: int, device: torch.d
 
     A group is up to `group_rows` rows of one request. Made on the host from numbers the host has; no synchronisation.
     """
-    starts, row = [], 0
+    starts: list[int] = []
+    row = 0
     for rows in rows_per_request:
         starts.extend(range(row, row + rows, group_rows))
         row += rows
@@ -227,11 +240,17 @@ def index_scores(
         for bad, text in (
             (channels != layout.INDEX_DIM or query.dtype != torch.bfloat16, "query is not bfloat16 [rows, heads, 128]"),
             (heads & (heads - 1) or heads < 8, f"{heads} heads are not a power of two of at least 8"),
-            (keys.dtype != torch.uint8 or keys.shape[1:] != (tile.PAGE_BYTES.value,), "keys is not uint8 [pages, 4352]"),
+            (
+                keys.dtype != torch.uint8 or keys.shape[1:] != (tile.PAGE_BYTES.value,),
+                "keys is not uint8 [pages, 4352]",
+            ),
             (not all(t.is_contiguous() for t in (query, weight, keys)), "query, weight and keys must be contiguous"),
             (table.dtype != torch.int32 or table.stride(1) != 1, "table is not int32 with contiguous rows"),
             (length.dtype != torch.int32 or not length.is_contiguous(), "length is not contiguous int32"),
-            (ratio not in (1, 2) or max_length * ratio > table.shape[1], f"table is too narrow for {max_length} positions"),
+            (
+                ratio not in (1, 2) or max_length * ratio > table.shape[1],
+                f"table is too narrow for {max_length} positions",
+            ),
             (group_rows not in CONFIGS, f"group_rows {group_rows} is not one of {sorted(CONFIGS)}"),
             (starts is None and rows % group_rows, f"{rows} rows are no multiple of group_rows {group_rows}"),
             (starts is None and groups > MAX_GROUPS, f"{groups} groups exceed {MAX_GROUPS}"),

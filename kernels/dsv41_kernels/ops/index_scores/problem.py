@@ -14,6 +14,7 @@ from dsv41_kernels.ops.index_scores import kernel, reference, scene, stock
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_LEAST_HEADS = 8
 _TOLERANCE = 1e-6
 """Relative norm. All products are exact; what remains is the order of float32 sums over 128 channels and 32 heads."""
 
@@ -52,7 +53,9 @@ PROBLEMS = (
     _problem("verify of 6 across a page, ratio 2", "correctness", [66, 64], rows=6, group_rows=6, ratio=2),
     _problem("verify of 2 and 4", "correctness", [66, 9], rows=4, group_rows=4),
     _problem("prefill ragged", "correctness", [70, 3, 131], rows=[17, 3, 9], group_rows=8, ragged=True),
-    _problem("prefill ragged, ratio 2, groups of 2", "correctness", [65, 40], rows=[7, 4], group_rows=2, ragged=True, ratio=2),
+    _problem(
+        "prefill ragged, ratio 2, groups of 2", "correctness", [65, 40], rows=[7, 4], group_rows=2, ragged=True, ratio=2
+    ),
     _problem("nothing visible", "corner", [0, 0, 0], max_length=64),
     _problem("verify before the first position", "corner", [3, 0], rows=6, group_rows=6),
     _problem("no rows", "corner", [], max_length=64),
@@ -72,7 +75,9 @@ PROBLEMS = (
     _problem("prefill 1024 of 4K", "production", [4 * _K], rows=1024, group_rows=8, ragged=True),
     _problem("prefill 1024 of 32K", "production", [32 * _K], rows=1024, group_rows=8, ragged=True),
     _problem("prefill 64 of 256K", "production", [256 * _K], rows=64, group_rows=8, ragged=True),
-    _problem("prefill 3 requests", "production", [16 * _K, 5000, 999], rows=[1024, 700, 300], group_rows=8, ragged=True),
+    _problem(
+        "prefill 3 requests", "production", [16 * _K, 5000, 999], rows=[1024, 700, 300], group_rows=8, ragged=True
+    ),
 )
 
 
@@ -105,7 +110,7 @@ def compare(actual: Outputs, expected: Outputs) -> list[str]:
             faults.append(f"{name}: relative error {error:.2e} above {_TOLERANCE:.0e}")
     scores = torch.where(expected["scores"].isnan(), float("-inf"), actual["scores"].double())
     padded = torch.nn.functional.pad(scores, (0, -scores.shape[1] % 8), value=float("-inf"))
-    best = padded.unflatten(1, (-1, 8)).amax(dim=2)
+    best = padded.view(len(scores), padded.shape[1] // 8, 8).amax(dim=2)
     wrong = (best != actual["maxima"]) & ~expected["maxima"].isnan()
     if wrong.any():
         faults.append(f"maxima: {int(wrong.sum())} are not the maximum of their block's scores")
@@ -115,7 +120,7 @@ def compare(actual: Outputs, expected: Outputs) -> list[str]:
 def _supports(capability: Capability, problem: Problem) -> str | None:
     if capability < (9, 0):
         return f"sm_{capability[0]}{capability[1]} has no packed bfloat16 product; sm_90 or newer has"
-    if problem["heads"] < 8:
+    if problem["heads"] < _LEAST_HEADS:
         return "fewer than 8 heads do not fill a tensor-core tile"
     return None
 
@@ -148,7 +153,9 @@ _SIGNATURE = {
 }
 
 
-def _compile_case(name: str, group_rows: int, groups: int, *, ragged: bool, ratio: int = 1) -> CompileCase:
+def _compile_case(
+    name: str, group_rows: int, groups: int, *, ragged: bool, ratio: int = 1, max_spill_bytes: int = 0
+) -> CompileCase:
     config = kernel.CONFIGS[group_rows]
     return CompileCase(
         name,
@@ -167,6 +174,7 @@ def _compile_case(name: str, group_rows: int, groups: int, *, ragged: bool, rati
         },
         {"num_warps": config.warps, "num_stages": config.stages},
         divisible=("table_stride", "score_stride", "maximum_stride"),
+        max_spill_bytes=max_spill_bytes,
     )
 
 
@@ -194,8 +202,9 @@ OP = Op(
     compile_cases=(
         _compile_case("decode 1", 1, 1, ragged=False),
         _compile_case("decode 64", 1, 64, ragged=False, ratio=2),
-        _compile_case("verify 8 x 6", 6, 8, ragged=False),
-        _compile_case("prefill", 8, kernel.MAX_RAGGED_GROUPS, ragged=True),
+        # Tuned for sm_90, where neither spills; other architectures keep some group state on the stack, outside the loop.
+        _compile_case("verify 8 x 6", 6, 8, ragged=False, max_spill_bytes=64),
+        _compile_case("prefill", 8, kernel.MAX_RAGGED_GROUPS, ragged=True, max_spill_bytes=256),
     ),
     compare=compare,
 )

@@ -65,7 +65,11 @@ def make_scene(
         seen = visible[:, :, None]
         data = _random_codes((len(index_pages), layout.INDEX_SLOTS, layout.INDEX_KEY.data_bytes), generator)
         scales = torch.randint(
-            118, 126, (len(index_pages), layout.INDEX_SLOTS, layout.INDEX_KEY.scale_bytes), dtype=torch.uint8, generator=generator
+            118,
+            126,
+            (len(index_pages), layout.INDEX_SLOTS, layout.INDEX_KEY.scale_bytes),
+            dtype=torch.uint8,
+            generator=generator,
         )
         keys[index_pages, :data_bytes] = torch.where(seen, data, 255).flatten(1)
         keys[index_pages, data_bytes:] = torch.where(seen, scales, 255).flatten(1)

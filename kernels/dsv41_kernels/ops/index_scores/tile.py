@@ -1,4 +1,4 @@
-# ruff: noqa: ANN201, PLR2004
+# ruff: noqa: ANN201
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 """One tile of index scores: FP4 keys become a bfloat16 operand in registers, the tensor cores do the rest.
 
@@ -32,22 +32,17 @@ PAGE_BYTES = tl.constexpr(64 * 68)
 BLOCK = tl.constexpr(8)  # positions of a candidate block
 WEIGHT_SCALE = tl.constexpr(2.0**63)
 
+# Per nibble: mask it, multiply by two powers of two at once (one copy puts its exponent and mantissa in place, the other its
+# sign), mask again. A shift by a byte brings the upper two nibbles to where the lower two are.
 _SPLIT_PTX = tl.constexpr(
     """
     {
-    .reg .b32 s, m;
-    shl.b32 m, $4, 6;   and.b32 m, m, 0x01C001C0;
-    shl.b32 s, $4, 12;  and.b32 s, s, 0x80008000;
-    or.b32 m, m, s;     mul.rn.bf16x2 $0, m, $5;
-    shl.b32 m, $4, 2;   and.b32 m, m, 0x01C001C0;
-    shl.b32 s, $4, 8;   and.b32 s, s, 0x80008000;
-    or.b32 m, m, s;     mul.rn.bf16x2 $1, m, $5;
-    shr.b32 m, $4, 2;   and.b32 m, m, 0x01C001C0;
-    shl.b32 s, $4, 4;   and.b32 s, s, 0x80008000;
-    or.b32 m, m, s;     mul.rn.bf16x2 $2, m, $5;
-    shr.b32 m, $4, 6;   and.b32 m, m, 0x01C001C0;
-    and.b32 s, $4, 0x80008000;
-    or.b32 m, m, s;     mul.rn.bf16x2 $3, m, $5;
+    .reg .b32 n, u;
+    and.b32 n, $4, 0x000F000F;  mul.lo.u32 n, n, 0x1040;  and.b32 n, n, 0x81C081C0;  mul.rn.bf16x2 $0, n, $5;
+    and.b32 n, $4, 0x00F000F0;  mul.lo.u32 n, n, 0x0104;  and.b32 n, n, 0x81C081C0;  mul.rn.bf16x2 $1, n, $5;
+    shr.b32 u, $4, 8;
+    and.b32 n, u, 0x000F000F;   mul.lo.u32 n, n, 0x1040;  and.b32 n, n, 0x81C081C0;  mul.rn.bf16x2 $2, n, $5;
+    and.b32 n, u, 0x00F000F0;   mul.lo.u32 n, n, 0x0104;  and.b32 n, n, 0x81C081C0;  mul.rn.bf16x2 $3, n, $5;
     }
     """
 )
@@ -63,15 +58,27 @@ def _nibble(pairs, multiplier, J: tl.constexpr):
 
 
 @triton.jit
-def load_keys(p_keys, page, slot, valid):
-    """Byte pairs [T, 32] (int16) and the four scale bytes [T] (int32) of keys `slot` (0..63) of `page` (int64), both [T]."""
-    o_page = page * PAGE_BYTES
-    o_pair = tl.arange(0, PAIRS)[None, :]
-    data = tl.multiple_of(o_page + slot * KEY_BYTES, 64)
-    scales = tl.multiple_of(o_page + SLOTS * KEY_BYTES + slot * SCALE_BYTES, 4)
-    p_pairs = p_keys.to(tl.pointer_type(tl.int16)) + (data // 2)[:, None] + o_pair
+def load_pages(p_keys, page, T: tl.constexpr):
+    """Byte pairs [T, 32] (int16) and the four scale bytes [T] (int32) of whole pages; `page` (int64) is a scalar or [T]."""
+    slot = tl.arange(0, T) % SLOTS
+    data = page * PAGE_BYTES + slot * KEY_BYTES
+    scales = page * PAGE_BYTES + SLOTS * KEY_BYTES + slot * SCALE_BYTES
+    data = tl.multiple_of(data, 64)
+    scales = tl.multiple_of(scales, 4)
+    pairs = tl.load(p_keys.to(tl.pointer_type(tl.int16)) + (data // 2)[:, None] + tl.arange(0, PAIRS)[None, :])
+    scale = tl.load(p_keys.to(tl.pointer_type(tl.int32)) + scales // 4)
+    return pairs, scale
+
+
+@triton.jit
+def load_keys(p_keys, slot, valid):
+    """As `load_page`, for keys at arbitrary cache slots [T] (int32)."""
+    o_page = (slot // SLOTS).to(tl.int64) * PAGE_BYTES
+    data = tl.multiple_of(o_page + slot % SLOTS * KEY_BYTES, 64)
+    scales = tl.multiple_of(o_page + SLOTS * KEY_BYTES + slot % SLOTS * SCALE_BYTES, 4)
+    p_pairs = p_keys.to(tl.pointer_type(tl.int16)) + (data // 2)[:, None] + tl.arange(0, PAIRS)[None, :]
     pairs = tl.load(p_pairs, mask=valid[:, None], other=0)
-    scale = tl.load(p_keys.to(tl.pointer_type(tl.int32)) + scales // 4, mask=valid, other=0x7F7F7F7F)
+    scale = tl.load(p_keys.to(tl.pointer_type(tl.int32)) + scales // 4, mask=valid, other=0)
     return pairs, scale
 
 
@@ -117,5 +124,7 @@ def load_query(p_query, valid, N: tl.constexpr):
 def score_tile(keys, query, weight, T: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr):
     """Scores [T, ROWS] of T keys for ROWS query rows, float32: sum over heads of relu(q . k) * w; `weight` [ROWS * HEADS]."""
     products = device.dot(keys, query, tl.zeros((T, ROWS * HEADS), tl.float32))
-    terms = (products + tl.abs(products)) * weight[None, :]  # twice the positive part: an addition, where max is half rate
+    terms = (products + tl.abs(products)) * weight[
+        None, :
+    ]  # twice the positive part: an addition, where max is half rate
     return tl.sum(tl.reshape(terms, (T, ROWS, HEADS)), axis=2)
