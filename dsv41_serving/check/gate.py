@@ -38,7 +38,7 @@ async def check_engine(
     """Run the gate of one engine, whose main process is `pid`, started at `start_ticks`. Stops at the first failure."""
     findings = [check_identity(service, pid, start_ticks)]
     async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
-        for probe in (_model_name, _forward_pass):
+        for probe in (_model, _forward):
             if findings[-1].passed:
                 findings.append(await _guard(service, probe.__name__.lstrip("_"), probe(client, plan, service)))
     if findings[-1].passed and service.placement.gpus:
@@ -57,13 +57,13 @@ async def check_router(
     if not findings[-1].passed:
         return findings
     async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
-        for probe in (_workers, _model_name):
+        for probe in (_workers, _model):
             findings.append(await _guard(service, probe.__name__.lstrip("_"), probe(client, plan, service)))
             if not findings[-1].passed:
                 return findings
         try:
             before = {engine.name: await scrape(client, engine.metrics_url) for engine in plan.engines}
-            answer = await converse(client, service.url, plan.served_model_name, headers=headers)
+            answer = await converse(client, service.url, plan.served_model, headers=headers)
             after = {engine.name: await scrape(client, engine.metrics_url) for engine in plan.engines}
         except (httpx.HTTPError, ValueError) as error:
             findings.append(
@@ -125,20 +125,20 @@ async def _workers(client: httpx.AsyncClient, _plan: Plan, service: Service) -> 
     )
 
 
-async def _model_name(client: httpx.AsyncClient, plan: Plan, service: Service) -> Finding:
+async def _model(client: httpx.AsyncClient, plan: Plan, service: Service) -> Finding:
     response = await client.get(f"{service.url}/v1/models")
     response.raise_for_status()
     names = [entry["id"] for entry in response.json()["data"]]
     return Finding(
         service=service.name,
         check="model",
-        passed=names == [plan.served_model_name],
+        passed=names == [plan.served_model],
         seen=f"/v1/models says {names}",
-        remedy=f"expected ['{plan.served_model_name}']: restart this service, the router caches the old name",
+        remedy=f"expected ['{plan.served_model}']: restart this service, the router caches the old name",
     )
 
 
-async def _forward_pass(client: httpx.AsyncClient, _plan: Plan, service: Service) -> Finding:
+async def _forward(client: httpx.AsyncClient, _plan: Plan, service: Service) -> Finding:
     response = await client.get(f"{service.url}/health_generate")
     return Finding(
         service=service.name,
