@@ -28,6 +28,8 @@ DEFAULTS: dict[str, Any] = {
     "healthy": True,  # runs a forward pass
     "alive": True,  # answers /health
     "running": 0,
+    "page": "",  # in place of the metrics
+    "finish_reason": "stop",
     "deaf": False,  # ignore SIGTERM
 }
 
@@ -45,7 +47,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/models":
             self._reply(200, json.dumps({"data": [{"id": now["model"]}]}))
         elif self.path == "/metrics":
-            self._reply(200, _page(now["running"], Handler.tokens))
+            self._reply(200, now["page"] or _page(now["running"], Handler.tokens))
         else:
             fine = now["alive"] if self.path == "/health" else now["healthy"]
             self._reply(200 if fine else 503, "ok")
@@ -57,9 +59,10 @@ class Handler(BaseHTTPRequestHandler):
             Handler.tokens += 5
         for engine in self.settings["engines"]:
             urllib.request.urlopen(f"{engine}/count", data=b"").read()  # noqa: S310 - the test's own ports
+        now = {**self.settings, **_read_state(self.settings)}
         answer = {
-            "model": self.settings["model"],
-            "choices": [{"message": {"content": "Paris."}, "finish_reason": "stop"}],
+            "model": now["model"],
+            "choices": [{"message": {"content": "Paris."}, "finish_reason": now["finish_reason"]}],
             "usage": {"prompt_tokens": 5, "completion_tokens": 5},
         }
         self._reply(200, json.dumps(answer))
