@@ -63,7 +63,7 @@ async def check_router(
                 return findings
         try:
             before = {engine.name: await scrape(client, engine.metrics_url) for engine in plan.engines}
-            answer = await converse(client, service.url, plan.served_model, headers=headers)
+            answer = await converse(client, service.url, plan.served_model_name, headers=headers)
             after = {engine.name: await scrape(client, engine.metrics_url) for engine in plan.engines}
         except (httpx.HTTPError, ValueError) as error:
             findings.append(
@@ -132,9 +132,9 @@ async def _model(client: httpx.AsyncClient, plan: Plan, service: Service) -> Fin
     return Finding(
         service=service.name,
         check="model",
-        passed=names == [plan.served_model],
+        passed=names == [plan.served_model_name],
         seen=f"/v1/models says {names}",
-        remedy=f"expected ['{plan.served_model}']: restart this service, the router caches the old name",
+        remedy=f"expected ['{plan.served_model_name}']: restart this service, the router caches the old name",
     )
 
 
