@@ -96,18 +96,23 @@ def verify(patches: Sequence[Patch]) -> None:
 def describe_signature(target: object) -> str:
     """Return the parameters of a function, or of a class's constructor, without annotations: `(self, a, b=1)`.
 
-    A compiled class has no Python signature; its parameters are read from the first line of the docstring that
-    pybind11 writes.
+    A compiled class has no Python signature; its parameters come from its docstring.
     """
     function: Any = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
-        return _describe_docstring(function.__doc__ or "")
-    if [p.kind for p in parameters] == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]:
-        return _describe_docstring(function.__doc__ or "")
-    bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
+        return describe_docstring(function.__doc__ or "")
+    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
     return str(inspect.Signature(bare))
+
+
+def describe_docstring(docstring: str) -> str:
+    """Return the parameters that pybind11 wrote into `docstring`: `f(self: T, arg0: str) -> None` gives `(self, arg0)`."""
+    parameters = re.match(r"\w+\((.*?)\)", docstring)
+    if parameters is None:
+        return "(...)"
+    return f"({', '.join(part.partition(':')[0].strip() for part in parameters.group(1).split(','))})"
 
 
 @contextmanager
@@ -155,9 +160,3 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "none"
-
-
-def _describe_docstring(docstring: str) -> str:
-    parameters = re.match(r"\w+\((.*?)\)", docstring)
-    names = [part.partition(":")[0].strip() for part in parameters.group(1).split(",")] if parameters else ["..."]
-    return f"({', '.join(names)})"

@@ -30,7 +30,11 @@ def fork_workers(_result: None, server_args: Any) -> None:  # noqa: ARG001 - the
     threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     with stop_on_drift():
         if threads != 1:
-            raise EngineDriftError(f"the server has {threads} threads before it starts its workers, a fork needs 1")
+            raise EngineDriftError(
+                f"the server has {threads} threads before it starts its workers, a fork needs 1",
+                where="OMP_NUM_THREADS",
+                remedy="set it to 1, as the embedded profile does: two engines that spin on two cores are slower as well",
+            )
     # Objects that the collector never visits stay in pages that parent and children share.
     gc.collect()
     gc.freeze()

@@ -1,0 +1,125 @@
+"""The platform as SGLang finds it: chosen by name only, patched before the workers start, loud on another version."""
+
+import subprocess
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
+
+APPLY_THE_TABLE = """
+from sglang.srt.platforms import current_platform
+current_platform.apply_server_args_defaults(None)
+current_platform.init_backend()
+import ctypes, nixl._api, nixl._bindings
+agent = nixl._api.nixl_agent("test", nixl._api.nixl_agent_config(backends=["UCX"]))
+memory = ctypes.create_string_buffer(4096)
+descriptors = agent.register_memory([(ctypes.addressof(memory), 4096, 0, "")], "VRAM")
+print("memory", descriptors.getType() == nixl._bindings.DRAM_SEG)
+agent.deregister_memory(descriptors)
+config = nixl._bindings.nixlAgentConfig()
+nixl._bindings.nixlAgent("other", config)
+print("delay", config.pthrDelay)
+from sglang.srt.managers.load_snapshot import shm_path_for
+import tempfile
+print("snapshot", shm_path_for("abc") == tempfile.gettempdir() + "/loads-abc")
+from dsv41_serving.sglang_plugin.models.llama import EntryClass
+print("model", EntryClass.__module__, EntryClass.__name__)
+"""
+
+
+def test_platform_is_not_offered_unless_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang asks every installed platform when `SGLANG_PLATFORM` is unset; a GPU node must get none from us."""
+    from dsv41_serving.sglang_plugin import platform
+
+    monkeypatch.delenv("SGLANG_PLATFORM", raising=False)
+    assert platform.activate() is None
+    monkeypatch.setenv("SGLANG_PLATFORM", "another")
+    assert platform.activate() is None
+    monkeypatch.setenv("SGLANG_PLATFORM", "dsv41_embedded")
+    assert platform.activate() == "dsv41_serving.sglang_plugin.platform:EmbeddedPlatform"
+
+
+def test_sglang_resolves_the_platform_and_every_patch_is_in_force(run_python: RunPython) -> None:
+    """The whole table against the installed SGLang and NIXL, with a real NIXL agent and UCX behind it."""
+    done = run_python(APPLY_THE_TABLE)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = done.stdout.splitlines()
+    assert "memory True" in lines
+    assert "delay 100000" in lines
+    assert "snapshot True" in lines
+    assert "model sglang.srt.models.llama LlamaForCausalLM" in lines
+
+
+def test_another_sglang_stops_the_start(run_python: RunPython) -> None:
+    """SGLang catches what a plugin raises; the process ends all the same, and the last line says why."""
+    done = run_python(
+        "from sglang.srt.platforms import current_platform\ncurrent_platform.device_name\nprint('went on')",
+        versions={"sglang": "0.5.24"},
+    )
+    assert done.returncode == 2
+    assert "went on" not in done.stdout
+    assert done.stderr.splitlines()[-1] == (
+        "dsv41_embedded: sglang 0.5.24 is installed, the patches are for 0.5.23; "
+        "install the versions of requirements.lock"
+    )
+
+
+def test_a_target_that_went_stops_the_start(run_python: RunPython) -> None:
+    """The server process ends before it starts a worker."""
+    done = run_python(
+        "import sglang.srt.managers.load_snapshot as module\n"
+        "del module.shm_path_for\n"
+        "from sglang.srt.platforms import current_platform\n"
+        "current_platform.apply_server_args_defaults(None)\nprint('went on')"
+    )
+    assert done.returncode == 2
+    assert "went on" not in done.stdout
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("dsv41_embedded: sglang.srt.managers.load_snapshot.shm_path_for: not found")
+    assert "installed is sglang 0.5.23, the patch is for 0.5.23" in last
+
+
+def test_a_server_with_threads_is_not_forked(capsys: pytest.CaptureFixture[str]) -> None:
+    """A fork would copy one thread and the locks of the others."""
+    from dsv41_serving.sglang_plugin import patches
+
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    try:
+        with pytest.raises(SystemExit) as caught:
+            patches.fork_workers(None, None)
+    finally:
+        stop.set()
+        thread.join()
+    assert caught.value.code == 2
+    assert "threads before it starts its workers" in capsys.readouterr().err
+
+
+def test_mask_forbids_tokens_on_cpu() -> None:
+    """One bit per token, lowest bit first: 0b101 allows tokens 0 and 2."""
+    from dsv41_serving.sglang_plugin import patches
+
+    logits = torch.zeros(1, 32)
+    patches.mask_on_cpu(logits, torch.tensor([[0b101]], dtype=torch.int32))
+    assert torch.isinf(logits[0]).tolist() == [token not in (0, 2) for token in range(32)]
+
+
+def test_router_starts_without_the_engine(run_python: RunPython) -> None:
+    """The launcher imports neither SGLang nor torch, and the router's own parser answers."""
+    done = run_python(
+        "import sys\n"
+        "from dsv41_serving.sglang_plugin import router\n"
+        "sys.argv = ['router', '--help']\n"
+        "try:\n    router.main()\n"
+        "except SystemExit: pass\n"
+        "print('torch loaded', 'torch' in sys.modules, 'router loaded', 'sglang_router.router' in sys.modules)"
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "--pd-disaggregation" in done.stdout
+    assert done.stdout.splitlines()[-1] == "torch loaded False router loaded True"
