@@ -69,19 +69,23 @@ def test_another_sglang_stops_the_start(run_python: RunPython) -> None:
     )
 
 
-def test_a_target_that_went_stops_the_start(run_python: RunPython) -> None:
-    """The server process ends before it starts a worker."""
-    done = run_python(
-        "import sglang.srt.managers.load_snapshot as module\n"
-        "del module.shm_path_for\n"
-        "from sglang.srt.platforms import current_platform\n"
-        "current_platform.apply_server_args_defaults(None)\nprint('went on')"
-    )
-    assert done.returncode == 2
-    assert "went on" not in done.stdout
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("dsv41_embedded: sglang.srt.managers.load_snapshot.shm_path_for: not found")
-    assert "installed is sglang 0.5.23, the patch is for 0.5.23" in last
+@pytest.mark.parametrize("step", ["apply_server_args_defaults", "init_backend"])
+def test_a_drifted_row_ends_server_and_scheduler(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], step: str
+) -> None:
+    """Both places where SGLang calls the platform end the process when a target went."""
+    from dsv41_serving.sglang_plugin import platform
+    from dsv41_serving.sglang_plugin.drift import Patch
+
+    gone = Patch("sglang.srt.gone.start", "()", "replace", lambda: None, why="a test", effect="a test")
+    monkeypatch.setattr(platform, "_patches", lambda: [gone])
+    arguments = [None] if step == "apply_server_args_defaults" else []
+    with pytest.raises(SystemExit) as caught:
+        getattr(platform.EmbeddedPlatform(), step)(*arguments)
+    assert caught.value.code == 2
+    line = capsys.readouterr().err
+    assert line.startswith("dsv41_embedded: sglang.srt.gone.start: not found")
+    assert "installed is sglang 0.5.23, the patch is for 0.5.23" in line
 
 
 def test_a_server_with_threads_is_not_forked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,18 +112,3 @@ def test_mask_forbids_tokens_on_cpu() -> None:
     logits = torch.zeros(1, 32)
     patches.mask_on_cpu(logits, torch.tensor([[0b101]], dtype=torch.int32))
     assert torch.isinf(logits[0]).tolist() == [token not in (0, 2) for token in range(32)]
-
-
-def test_router_starts_without_the_engine(run_python: RunPython) -> None:
-    """The launcher imports neither SGLang nor torch, and the router's own parser answers."""
-    done = run_python(
-        "import sys\n"
-        "from dsv41_serving.sglang_plugin import router\n"
-        "sys.argv = ['router', '--help']\n"
-        "try:\n    router.main()\n"
-        "except SystemExit: pass\n"
-        "print('torch loaded', 'torch' in sys.modules, 'router loaded', 'sglang_router.router' in sys.modules)"
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "--pd-disaggregation" in done.stdout
-    assert done.stdout.splitlines()[-1] == "torch loaded False router loaded True"
