@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from dsv41_serving.errors import InputError
 from dsv41_serving.facts import read_process
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class ServiceRecord(_Record):
     boot: str = ""
     """The boot, as `current_boot` names it, in which `pid` was given."""
     supervisor_pid: int
+    supervisor_start_ticks: int | None = None
     port: int
     url: str
     metrics_url: str
@@ -58,6 +60,11 @@ class ServiceRecord(_Record):
     def alive(self) -> bool:
         """Whether `pid` is still the process that was recorded."""
         return self.pid is not None and self.start_ticks is not None and is_process(self.pid, self.start_ticks)
+
+    @property
+    def supervised(self) -> bool:
+        """Whether the process that started the service still runs and looks after it."""
+        return self.supervisor_start_ticks is not None and is_process(self.supervisor_pid, self.supervisor_start_ticks)
 
 
 class StackRecord(_Record):
@@ -130,9 +137,11 @@ class Records:
         return records
 
     def clear(self) -> None:
-        """Forget every record."""
+        """Forget every record, except of services that somebody still looks after."""
+        kept = {f"service-{record.name}.json" for record in self.read_services() if record.supervised}
         for path in [*self.directory.glob("service-*.json"), self.directory / "up.json"]:
-            path.unlink(missing_ok=True)
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
 
     def _write(self, name: str, record: _Record) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -146,6 +155,10 @@ class Records:
             return model.model_validate_json(path.read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
             return None  # absent, damaged, or written by another version: nothing we may act on
+        except OSError as error:
+            raise InputError(
+                f"cannot be read ({error.strerror})", where=str(path), remedy="run as the user the services run as"
+            ) from None
 
 
 def seconds_since(moment: float) -> float:

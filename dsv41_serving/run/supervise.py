@@ -23,7 +23,7 @@ from dsv41_serving.facts import read_process
 from dsv41_serving.run.drain import wait_until_idle
 from dsv41_serving.run.history import StartHistory
 from dsv41_serving.run.phases import GATE, LAUNCHING, READY, PhaseTracker
-from dsv41_serving.run.record import ServiceRecord, ServiceState, current_boot
+from dsv41_serving.run.record import ServiceRecord, ServiceState, current_boot, own_start_ticks
 from dsv41_serving.run.session import kill_session, prepare_child, session_members
 from dsv41_serving.run.sweep import remove_files, shared_memory_of
 
@@ -80,6 +80,7 @@ class Supervisor:
             detail=f"for {' and '.join(service.after)}" if service.after else "",
             boot=current_boot(),
             supervisor_pid=os.getpid(),
+            supervisor_start_ticks=own_start_ticks(),
             port=service.port,
             url=service.url,
             metrics_url=service.metrics_url,

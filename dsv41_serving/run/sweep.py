@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from dsv41_serving.run.session import kill_session, session_members
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the kernel's place for POSIX shared memory
 _PREFIX = f"{SHARED_MEMORY}/"
+_ENDING_S = 5.0
+_POLL_S = 0.02
 
 
 def shared_memory_of(session: int) -> set[str]:
@@ -36,7 +39,10 @@ def sweep_service(record: ServiceRecord) -> int:
 
     A session is ours while its leader is the recorded process, or is gone: a session id is not given away while a member
     lives. When the leader's pid has become another process, nothing is touched. Of an earlier boot only files are left.
+    A service that somebody still looks after is theirs.
     """
+    if record.supervised:
+        return 0
     ended = 0
     if record.pid is not None and record.start_ticks is not None and record.boot == current_boot():
         leader = read_process(record.pid)
@@ -60,7 +66,11 @@ def remove_files(record: ServiceRecord) -> None:
 def main(state_dir: str) -> None:
     """Wait until standard input ends, then sweep every service recorded under `state_dir`."""
     sys.stdin.buffer.read()
+    deadline = time.monotonic() + _ENDING_S
     for record in Records(state_dir).read_services():
+        # The pipe closes a moment before the process that held it is gone.
+        while record.supervised and record.pid and session_members(record.pid) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
         sweep_service(record)
 
 

@@ -84,7 +84,7 @@ def stop_stack(plan: Plan, console: Console) -> str:
     """Stop what `dsv41 up` runs, or what is left of it; return one line that says what was found.
 
     A living `dsv41 up` is asked to drain and stop. Whatever it left, if it was killed, is ended by the recorded sessions;
-    a process that is not recorded as ours is never touched.
+    a process that is not recorded as ours, or that a service manager looks after, is never touched.
     """
     records = Records(plan.state_dir)
     stack = records.read_stack()
@@ -99,12 +99,21 @@ def stop_stack(plan: Plan, console: Console) -> str:
                 time.sleep(_POLL_S)
         if stack.alive:
             os.kill(stack.pid, signal.SIGKILL)
+            while stack.alive:
+                time.sleep(_POLL_S)
         message = f"stopped (pid {stack.pid})"
     else:
         message = "nothing is running"
-    swept = sum(sweep_service(record) for record in records.read_services())
+    left = records.read_services(plan)
+    swept = sum(sweep_service(record) for record in left)
     records.clear()
-    return f"{message}; ended {swept} processes an earlier start had left" if swept else message
+    if swept:
+        message += f"; ended {swept} processes an earlier start had left"
+    if others := [record.name for record in left if record.supervised and record.alive]:
+        message += (
+            f"; {', '.join(others)} run under a supervisor of their own: stop them there (systemctl stop dsv41.target)"
+        )
+    return message
 
 
 @contextmanager
