@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dsv41_serving.errors import InputError
 from dsv41_serving.facts import read_process
 from dsv41_serving.run.record import Records, StackRecord, current_boot, is_process, own_start_ticks, seconds_since
 from tests.unit.plan.machines import plan_for
@@ -90,6 +91,24 @@ def test_clearing_forgets_everything_else_stays(tmp_path: Path, make_record: Mak
     (tmp_path / "run" / "up.lock").touch()
     records.clear()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["up.lock"]
+
+
+def test_clearing_keeps_what_somebody_looks_after(tmp_path: Path, make_record: Make) -> None:
+    """Their supervisor would miss it."""
+    records = Records(tmp_path)
+    records.write_service(make_record(supervisor_pid=os.getpid(), supervisor_start_ticks=own_start_ticks()))
+    records.write_service(make_record(name="decode", supervisor_start_ticks=1))
+    records.clear()
+    assert [record.name for record in records.read_services()] == ["prefill"]
+
+
+def test_a_record_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    """It is not the same as none: something may run."""
+    (tmp_path / "run" / "up.json").mkdir(parents=True)
+    with pytest.raises(InputError) as error:
+        Records(tmp_path).read_stack()
+    where = tmp_path / "run" / "up.json"
+    assert str(error.value) == f"{where}: cannot be read (Is a directory); run as the user the services run as"
 
 
 def test_a_process_is_its_pid_and_its_start(make_record: Make) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsv41_serving.facts import read_process
-from dsv41_serving.run.record import Records
+from dsv41_serving.run.record import Records, own_start_ticks
 from dsv41_serving.run.session import session_members
 from dsv41_serving.run.sweep import SHARED_MEMORY, remove_files, shared_memory_of, sweep_service
 from tests.unit.run.waiting import wait_for
@@ -74,6 +74,7 @@ class Service:
             assert stream is not None
             stream.close()
         self.process.wait()
+        wait_for(lambda: not session_members(self.process.pid), "the end of the worker")
         self.segment.unlink(missing_ok=True)
 
 
@@ -149,6 +150,15 @@ def test_an_orphaned_session_of_an_earlier_boot_is_never_touched(service: Servic
     service.process.wait()
     assert sweep_service(service.record(make_record, boot="an earlier boot", shared_memory=())) == 0
     assert len(session_members(service.process.pid)) == 1
+
+
+def test_a_service_that_somebody_looks_after_is_theirs(service: Service, make_record: Make) -> None:
+    """A service manager started it, or this very `dsv41 up` still runs."""
+    record = service.record(make_record, supervisor_pid=os.getpid(), supervisor_start_ticks=own_start_ticks())
+    assert sweep_service(record) == 0
+    assert len(session_members(service.process.pid)) == 2
+    assert service.segment.exists()
+    assert service.tmp_dir.exists()
 
 
 def test_only_recorded_files_go(tmp_path: Path, make_record: Make) -> None:

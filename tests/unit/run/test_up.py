@@ -17,7 +17,7 @@ from rich.console import Console
 from dsv41_serving.errors import GateError, InputError
 from dsv41_serving.facts import read_process
 from dsv41_serving.run.prepare import hold_lock
-from dsv41_serving.run.record import Records
+from dsv41_serving.run.record import Records, own_start_ticks
 from dsv41_serving.run.session import session_members
 from dsv41_serving.run.up import how_to_call, launch_stack, stop_stack
 from tests.unit.run.fake_plan import fake_plan
@@ -174,6 +174,28 @@ def test_down_without_a_stack_ends_what_an_earlier_one_left(node: Node, make_rec
         assert node.down() == "nothing is running; ended 1 processes an earlier start had left"
     assert node.records.read_services() == []
     assert node.down() == "nothing is running"
+
+
+def test_down_leaves_services_of_a_service_manager_alone(node: Node, make_record: Make) -> None:
+    """It says whose they are, and keeps their records."""
+    with subprocess.Popen(["sleep", "300"], start_new_session=True) as engine:
+        process = read_process(engine.pid)
+        assert process is not None
+        record = make_record(
+            state="ready",
+            pid=engine.pid,
+            start_ticks=process.start_ticks,
+            supervisor_pid=os.getpid(),
+            supervisor_start_ticks=own_start_ticks(),
+        )
+        node.records.write_service(record)
+        assert node.down() == (
+            "nothing is running; not stopped, because another supervisor looks after it: prefill "
+            "(under systemd: systemctl stop dsv41.target)"
+        )
+        assert engine.poll() is None
+        assert node.records.read_services() == [record]
+        engine.kill()
 
 
 def test_a_lock_is_held_once_and_released(node: Node) -> None:
