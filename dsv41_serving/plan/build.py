@@ -16,6 +16,7 @@ from dsv41_serving.plan.router import plan_router
 if TYPE_CHECKING:
     from dsv41_serving.facts.model import Facts
     from dsv41_serving.spec.load import LoadedSpec
+    from dsv41_serving.spec.model import Contract
 
 
 def make_plan(loaded: LoadedSpec, facts: Facts, installation: Installation) -> Plan:
@@ -37,11 +38,7 @@ def _make_plan(loaded: LoadedSpec, facts: Facts, installation: Installation) -> 
         manifest=spec.model.name,
         checkpoint=spec.model.path,
         path=f"{spec.node.state_dir}/served/{spec.model.name}",
-        generation_config={
-            "do_sample": True,
-            "temperature": spec.contract.temperature,
-            "top_p": spec.contract.top_p,
-        },
+        generation_config=_sampling_defaults(spec.contract),
     )
     engines = tuple(
         plan_engine(spec, name, placement, python=installation.python, model_path=model.path)
@@ -56,12 +53,20 @@ def _make_plan(loaded: LoadedSpec, facts: Facts, installation: Installation) -> 
         state_dir=spec.node.state_dir,
         cache_dir=spec.node.cache_dir,
         served_model_name=spec.contract.served_model_name,
+        contract=spec.contract,
         model=model,
         services=services,
         memory=budget_memory(spec, facts, placements),
         files=(),
     )
     return plan.model_copy(update={"files": render_files(loaded, plan, installation)})
+
+
+def _sampling_defaults(contract: Contract) -> dict[str, float | bool]:
+    """What generation_config.json must say over the checkpoint's own; a value left to the checkpoint is not in it."""
+    chosen = {"temperature": contract.temperature, "top_p": contract.top_p}
+    values = {key: value for key, value in chosen.items() if value != "checkpoint"}
+    return {"do_sample": True, **values} if values else {}
 
 
 def _name_file(error: InputError, loaded: LoadedSpec) -> InputError:

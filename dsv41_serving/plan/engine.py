@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 # SGLang's own default would be a random free port, which two engines starting together can both be given.
 RENDEZVOUS_PORT_OFFSET = 1
+# Names of this project's entry points in `sglang.srt.platforms` and `sglang.srt.plugins`.
+PLATFORM = "dsv41_embedded"
+CONTRACT_PLUGIN = "dsv41_contract"
 
 
 def plan_engine(spec: NodeSpec, name: str, placement: Placement, *, python: str, model_path: str) -> Service:
@@ -75,6 +78,20 @@ def _contract_flags(spec: NodeSpec) -> dict[str, FlagValue]:
     }
 
 
+def _contract_env(spec: NodeSpec) -> dict[str, str]:
+    """What SGLang has no flag for: the table itself, for this project's plug-in, and the encoder's defaults.
+
+    The list of plug-ins also keeps out those that other installed packages bring.
+    """
+    plugins = [CONTRACT_PLUGIN] if spec.engine.device == "cuda" else [PLATFORM, CONTRACT_PLUGIN]
+    return {
+        "DSV41_CONTRACT": spec.contract.model_dump_json(),
+        "SGLANG_PLUGINS": ",".join(plugins),
+        "SGLANG_DEFAULT_THINKING": "true" if spec.contract.thinking else "false",
+        "SGLANG_DSV41_REASONING_EFFORT": str(spec.contract.reasoning_effort),
+    }
+
+
 def _sizing_flags(engine: EngineRole) -> dict[str, FlagValue]:
     flags: dict[str, FlagValue] = {}
     if engine.ep > 1:
@@ -122,12 +139,10 @@ def _base_env(spec: NodeSpec, placement: Placement) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         # Off, /health answers without a forward pass; the supervisor asks /health_generate when it wants one.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
-        "SGLANG_DEFAULT_THINKING": "true" if spec.contract.thinking else "false",
+        **_contract_env(spec),
     }
-    if spec.contract.reasoning_effort:
-        env["SGLANG_DSV41_REASONING_EFFORT"] = spec.contract.reasoning_effort
     if spec.engine.device == "cpu":
-        env["SGLANG_PLATFORM"] = "dsv41_embedded"
+        env["SGLANG_PLATFORM"] = PLATFORM
         env["CUDA_VISIBLE_DEVICES"] = ""
     else:
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"

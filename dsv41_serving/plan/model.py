@@ -10,6 +10,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from dsv41_serving.spec.model import Contract  # noqa: TC001 - pydantic reads it
+
 ServiceKind = Literal["prefill", "decode", "aggregated", "router"]
 
 
@@ -108,6 +110,8 @@ class Plan(_Value):
     state_dir: str
     cache_dir: str
     served_model_name: str
+    contract: Contract
+    """What every engine is told to hold requests to."""
     model: ServedModel
     services: tuple[Service, ...]
     """In start order: engines first, the router last."""

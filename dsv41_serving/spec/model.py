@@ -176,19 +176,54 @@ class Router(Table):
         return self
 
 
+# Named effort -> budget that V4.1's encoder writes into the prompt (deepseek-recipe 0.2.0). 'none' turns thinking off.
+EFFORT_BUDGETS = {"minimal": 50, "low": 50, "medium": 75, "high": 75, "xhigh": 75, "ultra": 100, "max": 100}
+
+Effort = Literal["minimal", "low", "medium", "high", "xhigh", "ultra", "max"] | Annotated[int, Field(ge=1, le=100)]
+Sampling = Literal["checkpoint"]
+
+
 class Contract(Table):
     """What a client gets when it sends nothing special. The same on every engine."""
 
     served_model_name: str = Field(
         "deepseek-v4.1-flash", description="The model id clients send and see.", min_length=1
     )
+    aliases: list[str] = Field(
+        default_factory=list, description="Further model ids clients may send; answers carry served_model_name."
+    )
     reasoning_parser: str = Field("deepseek-v41", description="Splits reasoning from the answer.")
     tool_call_parser: str = Field("deepseekv41", description="Also selects V4.1's own prompt encoder.")
     thinking: bool = Field(default=True, description="Think by default; a request may say otherwise.")
-    reasoning_effort: str = Field("", description="Default effort tier; empty leaves the encoder's own.")
-    temperature: float = Field(0.6, ge=0, le=2, description="Sampling temperature of a request that names none.")
-    top_p: float = Field(0.95, gt=0, le=1, description="Nucleus of a request that names none.")
+    reasoning_effort: Effort = Field(
+        "high", description="Effort of a request that names none: a tier, or a budget from 1 to 100 (high is 75)."
+    )
+    temperature: Annotated[float, Field(ge=0, le=2)] | Sampling = Field(
+        0.6, description="Sampling temperature of a request that names none; 'checkpoint' leaves the checkpoint's own."
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] | Sampling = Field(
+        0.95, description="Nucleus of a request that names none; 'checkpoint' leaves the checkpoint's own."
+    )
+    max_tokens: int = Field(
+        32768, ge=1, description="Longest answer of a request that names no length; less where the context leaves less."
+    )
+    max_tokens_limit: int = Field(0, ge=0, description="Longest answer a request may name; 0: as long as the context.")
+    max_choices: int = Field(8, ge=1, le=128, description="Largest n of a request.")
+    stream_usage: bool = Field(
+        default=False, description="End a stream with a usage chunk when the request does not say whether to."
+    )
     cache_report: bool = Field(default=True, description="Report cached prompt tokens in usage.")
+    images: bool = Field(default=False, description="Pass images, audio and video on to the model; false refuses them.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Contract:
+        if self.max_tokens_limit and self.max_tokens > self.max_tokens_limit:
+            raise ContradictionError(
+                "max_tokens", f"{self.max_tokens} is above max_tokens_limit {self.max_tokens_limit}; lower it"
+            )
+        if self.served_model_name in self.aliases:
+            raise ContradictionError("aliases", f"'{self.served_model_name}' is served_model_name; remove it here")
+        return self
 
 
 class Monitoring(Table):

@@ -38,7 +38,9 @@ def normalise_thinking(body: Mapping[str, Any]) -> dict[str, Any]:
     effort = _read_effort(body, kwargs, reasoning)
     if effort == "none":
         if thinking is True:
-            raise Refusal("reasoning_effort 'none' turns thinking off, another parameter turns it on", "reasoning_effort")
+            raise Refusal(
+                "reasoning_effort 'none' turns thinking off, another parameter turns it on", "reasoning_effort"
+            )
         thinking, effort = False, None
     elif effort is not None and thinking is None:
         thinking = True
@@ -60,7 +62,9 @@ def _read_table(body: Mapping[str, Any], name: str, known: frozenset[str], code:
     given = {key: value for key, value in table.items() if value is not None}
     for key in given:
         if key not in known:
-            why = "the prompt encoder is V4.1's own" if key == "chat_template" else f"it knows {', '.join(sorted(known))}"
+            why = (
+                "the prompt encoder is V4.1's own" if key == "chat_template" else f"it knows {', '.join(sorted(known))}"
+            )
             raise Refusal(f"{name}.{key} is not supported: {why}", f"{name}.{key}", code)
     return given
 
@@ -75,7 +79,8 @@ def _read_thinking(body: Mapping[str, Any], kwargs: Said, reasoning: Said) -> bo
         if value is not None and not isinstance(value, bool):
             raise Refusal(f"{param} must be true or false, not {value!r}", param)
     said["thinking.type"] = _read_type(body.get("thinking"))
-    return _agree(said)
+    agreed: bool | None = _agree(said)
+    return agreed
 
 
 def _read_type(thinking: Any) -> bool | None:
@@ -83,7 +88,9 @@ def _read_type(thinking: Any) -> bool | None:
         return None
     kind = thinking.get("type") if isinstance(thinking, dict) else None
     if not isinstance(kind, str) or kind not in _TYPES:
-        raise Refusal(f"thinking must be {{'type': 'enabled' | 'disabled' | 'adaptive'}}, not {thinking!r:.80}", "thinking")
+        raise Refusal(
+            f"thinking must be {{'type': 'enabled' | 'disabled' | 'adaptive'}}, not {thinking!r:.80}", "thinking"
+        )
     for key in thinking:
         if key != "type":
             raise Refusal(f"thinking.{key} is not supported: use reasoning_effort", f"thinking.{key}", UNSUPPORTED)
@@ -96,7 +103,10 @@ def _read_effort(body: Mapping[str, Any], kwargs: Said, reasoning: Said) -> str 
         "chat_template_kwargs.reasoning_effort": kwargs.get("reasoning_effort"),
         "reasoning.effort": reasoning.get("effort"),
     }
-    return _agree({param: parse_effort(value, param) for param, value in said.items() if value is not None})
+    agreed: str | int | None = _agree(
+        {param: parse_effort(value, param) for param, value in said.items() if value is not None}
+    )
+    return agreed
 
 
 def parse_effort(value: Any, param: str = "reasoning_effort") -> str | int:
@@ -110,10 +120,10 @@ def parse_effort(value: Any, param: str = "reasoning_effort") -> str | int:
         if value == "none" or value in EFFORT_BUDGETS:
             return value
         number = float(value) if _NUMBER.fullmatch(value) else None
-    if isinstance(number, int | float) and not isinstance(number, bool):
-        budget = number * _HIGHEST if 0 <= number < 1 else number
-        if budget <= _HIGHEST and (number < 1 or budget == int(budget)):
-            return max(_LOWEST, round(budget))
+    if isinstance(number, float) and 0 <= number < 1:
+        return max(_LOWEST, round(number * _HIGHEST))
+    if isinstance(number, int | float) and not isinstance(number, bool) and number in range(_LOWEST, _HIGHEST + 1):
+        return int(number)
     tiers = ", ".join(["none", *EFFORT_BUDGETS])
     raise Refusal(f"{param} must be one of {tiers}, or a budget from {_LOWEST} to {_HIGHEST}, not {value!r:.80}", param)
 
