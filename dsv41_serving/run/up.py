@@ -109,9 +109,10 @@ def stop_stack(plan: Plan, console: Console) -> str:
     records.clear()
     if swept:
         message += f"; ended {swept} processes an earlier start had left"
-    if others := [record.name for record in left if record.supervised and record.alive]:
+    if others := [record.name for record in left if record.supervised]:
         message += (
-            f"; {', '.join(others)} run under a supervisor of their own: stop them there (systemctl stop dsv41.target)"
+            f"; not stopped, because another supervisor looks after it: {', '.join(others)} "
+            "(under systemd: systemctl stop dsv41.target)"
         )
     return message
 
