@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from dsv41_kernels import layout
+from dsv41_kernels.engine import import_engine
 from dsv41_kernels.op import Inputs, Outputs, Problem, StockUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def _import(path: str) -> Any:
-    """Import a module of the engine. Raises StockUnavailableError with what is missing."""
-    try:
-        return __import__(path, fromlist=["_"])
-    except ImportError as missing:
-        raise StockUnavailableError(f"{path} cannot be imported: {missing}") from missing
-
-
 def prepare_masked(problem: Problem, inputs: Inputs) -> Callable[[], Outputs]:
     """DenseBlocksBackend.consume_decode after the projections. The mask is made once per step, by the source, not here."""
-    blocks_module = _import("sglang.kernels.ops.attention.dsv4.candidate_blocks")
-    topk_module = _import("sglang.kernels.ops.attention.dsv4.topk")
-    fp4_indexer = _import("sglang.kernels.ops.attention.dsv4.fp4_indexer")
+    blocks_module = import_engine("sglang.kernels.ops.attention.dsv4.candidate_blocks")
+    topk_module = import_engine("sglang.kernels.ops.attention.dsv4.topk")
+    fp4_indexer = import_engine("sglang.kernels.ops.attention.dsv4.fp4_indexer")
     rows, topk, width = len(inputs["length"]), problem["topk"], problem["max_length"]
     mask = blocks_module.candidate_block_mask(inputs["blocks"], width, 8)
 

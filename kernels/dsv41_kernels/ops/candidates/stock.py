@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from dsv41_kernels.engine import import_engine
 from dsv41_kernels.op import Inputs, Outputs, Problem, StockUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def _import(path: str) -> Any:
-    """Import a module of the engine. Raises StockUnavailableError with what is missing."""
-    try:
-        return __import__(path, fromlist=["_"])
-    except ImportError as missing:
-        raise StockUnavailableError(f"{path} cannot be imported: {missing}") from missing
-
-
 def prepare_jit(problem: Problem, inputs: Inputs) -> Callable[[], Outputs]:
     """DenseBlocksBackend.publish_decode after the scores, with the engine's run-time compiled kernels."""
-    blocks_module = _import("sglang.kernels.ops.attention.dsv4.candidate_blocks")
-    topk_module = _import("sglang.kernels.ops.attention.dsv4.topk")
-    finish = _import("sglang.kernels.ops.attention.dsv4.fp4_indexer").finish_paged_indexer_topk
+    blocks_module = import_engine("sglang.kernels.ops.attention.dsv4.candidate_blocks")
+    topk_module = import_engine("sglang.kernels.ops.attention.dsv4.topk")
+    finish = import_engine("sglang.kernels.ops.attention.dsv4.fp4_indexer").finish_paged_indexer_topk
     scores = _aligned(inputs["scores"])
     length, topk = inputs["length"], problem["topk"]
     rows, width = scores.shape
@@ -51,8 +44,8 @@ def prepare_jit(problem: Problem, inputs: Inputs) -> Callable[[], Outputs]:
 
 def prepare_torch(problem: Problem, inputs: Inputs) -> Callable[[], Outputs]:
     """The same through the engine's torch functions (its path on GPUs without the run-time compiled top-k)."""
-    blocks_module = _import("sglang.kernels.ops.attention.dsv4.candidate_blocks")
-    finish = _import("sglang.kernels.ops.attention.dsv4.fp4_indexer").finish_paged_indexer_topk
+    blocks_module = import_engine("sglang.kernels.ops.attention.dsv4.candidate_blocks")
+    finish = import_engine("sglang.kernels.ops.attention.dsv4.fp4_indexer").finish_paged_indexer_topk
     scores, length, topk = inputs["scores"], inputs["length"], problem["topk"]
     rows, width = scores.shape
     column = torch.arange(width, device=scores.device)

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import itertools
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from dsv41_kernels import layout
+from dsv41_kernels.engine import import_engine, lift
 from dsv41_kernels.op import Inputs, Outputs, Problem, StockUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def _import(path: str) -> Any:
-    """Import a module of the engine. Raises StockUnavailableError with what is missing."""
-    try:
-        return __import__(path, fromlist=["_"])
-    except ImportError as missing:
-        raise StockUnavailableError(f"{path} cannot be imported: {missing}") from missing
-
-
 def prepare_paged(problem: Problem, inputs: Inputs) -> Callable[[], Outputs]:
     """Decode and verify on sm_90: one row per program, keys read once per row."""
     if problem["ragged"]:
         raise StockUnavailableError("the engine scores prefill by another path")
-    fp4_indexer = _import("sglang.kernels.ops.attention.dsv4.fp4_indexer")
+    fp4_indexer = import_engine("sglang.kernels.ops.attention.dsv4.fp4_indexer")
     query, weight, keys = inputs["query"], inputs["weight"], inputs["keys"]
 
     def run() -> Outputs:
@@ -50,7 +43,7 @@ def prepare_paged(problem: Problem, inputs: Inputs) -> Callable[[], Outputs]:
 def prepare_paged_with_maxima(problem: Problem, inputs: Inputs) -> Callable[[], Outputs]:
     """The same, followed by the engine's block maxima."""
     paged = prepare_paged(problem, inputs)
-    blocks = _import("sglang.kernels.ops.attention.dsv4.candidate_blocks")
+    blocks = import_engine("sglang.kernels.ops.attention.dsv4.candidate_blocks")
 
     def run() -> Outputs:
         scores = paged()["scores"]
@@ -69,8 +62,8 @@ def prepare_requests(problem: Problem, inputs: Inputs) -> Callable[[], Outputs]:
     """Prefill on sm_90: per request, keys dequantised once, einsum over chunks of rows, host synchronisation for each."""
     if not problem["ragged"]:
         raise StockUnavailableError("the engine scores decode by another path")
-    scoring = _import("sglang.srt.layers.attention.dsv4.v41_indexer.scoring")
-    sparse = _import("sglang.srt.layers.attention.dsv4.dsv41_sparse")
+    scoring = import_engine("sglang.srt.layers.attention.dsv4.v41_indexer.scoring")
+    engine_scores = lift("sglang.srt.layers.attention.dsv4.dsv41_sparse", "DeepseekV41Indexer.scores", {"torch": torch})
     ratio, table = inputs["ratio"], inputs["table"]
     device = table.device
     rows_per_request = problem["rows"]
@@ -91,7 +84,7 @@ def prepare_requests(problem: Problem, inputs: Inputs) -> Callable[[], Outputs]:
         """The engine's scores with the queries and weights of these inputs."""
 
         index_topk = 512
-        scores = sparse.DeepseekV41Indexer.scores
+        scores = engine_scores
 
         def queries(self, *_: object) -> torch.Tensor:
             return inputs["query"]  # type: ignore[no-any-return]
