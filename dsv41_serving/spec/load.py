@@ -78,7 +78,7 @@ def load_spec(
     try:
         spec = NodeSpec.model_validate(merged)
     except ValidationError as error:
-        raise SpecError(_explain_all(error.errors(), origins, layers[-1][0])) from None
+        raise SpecError(_explain_all(error.errors(), merged, origins, layers[-1][0])) from None
     for key, _ in leaves(spec.model_dump()):
         origins.setdefault(key, DEFAULT)
     return LoadedSpec(spec=_expand_paths(spec), origins=origins)
@@ -176,11 +176,13 @@ def _merge(
             origins[dotted] = origin
 
 
-def _explain_all(details: Sequence[ErrorDetails], origins: Mapping[str, str], last: str) -> list[InputError]:
+def _explain_all(
+    details: Sequence[ErrorDetails], merged: Mapping[str, Any], origins: Mapping[str, str], last: str
+) -> list[InputError]:
     """Explain each mistake once: a value that fits no branch of a union is reported by pydantic for every branch."""
     problems: dict[str, InputError] = {}
     for detail in details:
-        problem = _explain(detail, origins, last)
+        problem = _explain(detail, merged, origins, last)
         known = problems.get(problem.where)
         if known is None:
             problems[problem.where] = problem
@@ -192,10 +194,10 @@ def _explain_all(details: Sequence[ErrorDetails], origins: Mapping[str, str], la
     return list(problems.values())
 
 
-def _explain(detail: ErrorDetails, origins: Mapping[str, str], last: str) -> InputError:
+def _explain(detail: ErrorDetails, merged: Mapping[str, Any], origins: Mapping[str, str], last: str) -> InputError:
     """Turn one pydantic error into one line: file, key, value, remedy."""
     kind, value = detail["type"], detail["input"]
-    path = _key_path(detail["loc"])
+    path = _key_path(detail, merged)
     contradiction = detail["ctx"]["error"] if kind == "value_error" else None
     if isinstance(contradiction, ContradictionError):
         path += contradiction.key.split(".")
@@ -220,19 +222,25 @@ def _show(value: Any) -> str:
     return json.dumps(value, default=str, ensure_ascii=False)
 
 
-def _key_path(location: Sequence[int | str]) -> list[str]:
-    """Return the keys of a location in which pydantic also names the branches of unions and keys as such.
+def _key_path(detail: ErrorDetails, merged: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a location, in which pydantic also names the branches of unions: they are no part of the input.
 
-    The path ends before a list that is one branch of a union: then the value as a whole fits none of them.
+    The path ends before the items of a list that is one branch of a union: then the value as a whole fits none of them.
     """
     path: list[str] = []
-    for part in location:
-        if isinstance(part, str) and part.startswith("list["):
-            break
-        if not (
-            isinstance(part, str) and (part in {"int", "float", "str", "bool", "[key]"} or part.startswith("literal["))
-        ):
-            path.append(str(part))
+    place: Any = merged
+    in_union = False
+    for part in detail["loc"]:
+        if isinstance(place, dict) and part in place:
+            place = place[part]
+        elif isinstance(place, list) and isinstance(part, int):
+            if in_union:
+                break
+            place = place[part]
+        elif detail["type"] != "missing":
+            in_union = True
+            continue
+        path.append(str(part))
     return path
 
 
