@@ -159,19 +159,22 @@ def test_the_gate_by_hand_looks_at_what_runs(tmp_path: Path) -> None:
     assert summarize(everything) == [
         ("prefill", "identity", True),
         ("prefill", "model", True),
+        ("prefill", "contract", True),
         ("prefill", "forward", True),
         ("decode", "identity", True),
         ("decode", "model", True),
+        ("decode", "contract", True),
         ("decode", "forward", True),
         ("router", "identity", True),
         ("router", "workers", True),
         ("router", "model", True),
+        ("router", "contract", True),
         ("router", "conversation", True),
         ("prefill", "used", True),
         ("prefill", "hand-off", True),
         ("decode", "used", True),
     ]
-    assert summarize(decode) == [("decode", check, True) for check in ("identity", "model", "forward")]
+    assert summarize(decode) == [("decode", check, True) for check in ("identity", "model", "contract", "forward")]
     assert "'Name the capital of France.' -> 5 tokens: 'Paris.'" in [finding.seen for finding in everything]
 
 
@@ -180,19 +183,20 @@ def test_the_gate_by_hand_looks_at_what_runs(tmp_path: Path) -> None:
     ("service", "fault", "checks", "seen"),
     [
         ("prefill", {"model": "default"}, ["identity", "model"], "/v1/models says ['default']"),
-        ("prefill", {"healthy": False}, ["identity", "model", "forward"], "/health_generate says 503"),
+        ("prefill", {"contract": None}, ["identity", "model", "contract"], "prefill: /contract says 404: "),
+        ("prefill", {"healthy": False}, ["identity", "model", "contract", "forward"], "/health_generate says 503"),
         ("router", {"healthy": False}, ["identity", "workers"], "/readiness says 503: ok"),
         ("router", {"model": "default"}, ["identity", "workers", "model"], "/v1/models says ['default']"),
         (
             "router",
             {"finish_reason": "abort"},
-            ["identity", "workers", "model", "conversation"],
+            ["identity", "workers", "model", "contract", "conversation"],
             "finish_reason is 'abort'",
         ),
         (
             "prefill",
             {"page": "<html>"},
-            ["identity", "workers", "model", "conversation"],
+            ["identity", "workers", "model", "contract", "conversation"],
             "ValueError: ",
         ),
     ],

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dsv41_serving.check.identity import check_identity
 from dsv41_serving.facts import read_process
+from tests.unit.run.waiting import sleeping_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,9 +80,8 @@ def test_a_port_that_nobody_opened(plan: Plan) -> None:
 def test_a_stranger_on_the_port(plan: Plan) -> None:
     """It is named, so that a person knows what to stop."""
     service = on_free_port(plan)
-    with child_listening(service.port) as stranger, subprocess.Popen(["sleep", "300"]) as ours:
+    with child_listening(service.port) as stranger, sleeping_process() as ours:
         finding = check_identity(service, ours.pid, ticks_of(ours.pid))
-        ours.kill()
     assert not finding.passed
     assert f"port {service.port} belongs to pid " in finding.seen
     assert f"not to pid {ours.pid}" in finding.seen
@@ -93,9 +93,8 @@ def test_a_stranger_on_the_port(plan: Plan) -> None:
 def test_a_process_that_has_vanished(plan: Plan) -> None:
     """Its port may already be somebody else's."""
     service = on_free_port(plan)
-    with subprocess.Popen(["sleep", "300"]) as ours:
+    with sleeping_process() as ours:
         ticks = ticks_of(ours.pid)
-        ours.kill()
     finding = check_identity(service, ours.pid, ticks)
     assert not finding.passed
     assert finding.seen == f"pid {ours.pid} is no longer the process that was started"

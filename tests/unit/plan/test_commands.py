@@ -12,6 +12,7 @@ import pytest
 
 from dsv41_serving.errors import InputError
 from dsv41_serving.plan.flags import flag_args
+from dsv41_serving.spec.model import Contract
 from tests.unit.plan.machines import plan_for, turn_into
 
 if TYPE_CHECKING:
@@ -230,6 +231,9 @@ def test_all_engines_keep_the_same_contract(
     for engine in plan.engines:
         assert engine.env["SGLANG_DEFAULT_THINKING"] == "false"
         assert engine.env["SGLANG_DSV41_REASONING_EFFORT"] == "max"
+        assert "dsv41_contract" in engine.env["SGLANG_PLUGINS"].split(",")
+        assert Contract.model_validate_json(engine.env["DSV41_CONTRACT"]) == plan.contract
+    assert plan.contract.reasoning_effort == "max"
     assert plan.served_model_name == "other"
 
 
@@ -239,6 +243,20 @@ def test_sampling_defaults_come_from_the_served_directory(two_sockets: Facts) ->
     plan = make(two_sockets, "h200x8", "pd", *overrides)
     assert plan.model.generation_config == {"do_sample": True, "temperature": 0.3, "top_p": 0.5}
     assert plan.model.checkpoint == "/srv/models/deepseek-v4.1-flash"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "config"),
+    [
+        (["contract.temperature='checkpoint'"], {"do_sample": True, "top_p": 0.95}),
+        (["contract.temperature='checkpoint'", "contract.top_p='checkpoint'"], {}),
+    ],
+)
+def test_a_default_may_be_left_to_the_checkpoint(
+    two_sockets: Facts, overrides: list[str], config: dict[str, float | bool]
+) -> None:
+    """Then the file of the checkpoint says it."""
+    assert make(two_sockets, "h200x8", "pd", *overrides).model.generation_config == config
 
 
 def test_gb300_runs_the_command_of_its_source(two_sockets: Facts, engine_parser: argparse.ArgumentParser) -> None:
@@ -359,7 +377,12 @@ def test_the_environment_of_an_engine(two_sockets: Facts) -> None:
     """No hub, unbuffered output, contract and profile; the engine's own settings come last."""
     overrides = ["engines.decode.env={UCX_TLS='tcp'}"]
     env = {engine.name: engine.env for engine in make(two_sockets, "h200x8", "pd", *overrides).engines}
+    contract = env["prefill"]["DSV41_CONTRACT"]
+    assert Contract.model_validate_json(contract) == Contract()
     assert env["prefill"] == {
+        "DSV41_CONTRACT": contract,
+        "SGLANG_PLUGINS": "dsv41_contract",
+        "SGLANG_DSV41_REASONING_EFFORT": "high",
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dsv41_serving.plan.model import Placement, Plan, ServedModel, Service
+from dsv41_serving.spec.model import Contract
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +28,25 @@ def find_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
+def report_of(contract: Contract) -> dict[str, Any]:
+    """Return what an engine that holds `contract` answers at /contract."""
+    return {
+        "contract": contract.model_dump(),
+        "fingerprint": "0" * 64,
+        "in_force": {
+            "served_model_name": contract.served_model_name,
+            "reasoning_parser": contract.reasoning_parser,
+            "tool_call_parser": contract.tool_call_parser,
+            "thinking": contract.thinking,
+            "reasoning_effort": str(contract.reasoning_effort),
+            "sampling": {"temperature": contract.temperature, "top_p": contract.top_p},
+            "context_length": 8192,
+            "cache_report": contract.cache_report,
+        },
+        "versions": {"sglang": "0.5.23"},
+    }
+
+
 def fake_plan(
     state_dir: Path, faults: Mapping[str, Mapping[str, Any]] | None = None, *, drain_timeout_s: float = 60.0
 ) -> Plan:
@@ -35,7 +55,7 @@ def fake_plan(
     engines = [f"http://127.0.0.1:{ports[kind]}" for kind in KINDS if kind != "router"]
     services = []
     for kind in KINDS:
-        settings: dict[str, Any] = {"port": ports[kind]}
+        settings: dict[str, Any] = {"port": ports[kind], "contract": report_of(Contract())}
         if kind == "router":
             settings |= {"engines": engines, "serving": "Activated 1 worker(s) (marked as healthy)"}
         settings |= (faults or {}).get(kind, {})
@@ -62,6 +82,7 @@ def fake_plan(
         state_dir=str(state_dir),
         cache_dir=str(state_dir / "cache"),
         served_model_name="deepseek-v4.1-flash",
+        contract=Contract(),
         model=ServedModel(manifest="toy", checkpoint="", path="", generation_config={}),
         services=tuple(services),
         memory=(),

@@ -17,6 +17,7 @@ from typing import Any
 
 DEFAULTS: dict[str, Any] = {
     "model": "deepseek-v4.1-flash",
+    "contract": None,  # what an engine reports at /contract
     "lines": [],  # logged before anything else
     "tail": "",  # logged last, without a newline
     "exit": None,  # end with this status after the lines
@@ -46,6 +47,8 @@ class Handler(BaseHTTPRequestHandler):
         now = {**self.settings, **_read_state(self.settings)}
         if self.path == "/v1/models":
             self._reply(200, json.dumps({"data": [{"id": now["model"]}]}))
+        elif self.path == "/contract":
+            self._reply(200 if now["contract"] else 404, json.dumps(now["contract"]))
         elif self.path == "/metrics":
             self._reply(200, now["page"] or _page(now["running"], Handler.tokens))
         else:

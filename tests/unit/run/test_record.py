@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from dsv41_serving.errors import InputError
 from dsv41_serving.facts import read_process
 from dsv41_serving.run.record import Records, StackRecord, current_boot, is_process, own_start_ticks, seconds_since
 from tests.unit.plan.machines import plan_for
+from tests.unit.run.waiting import sleeping_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,14 +119,13 @@ def test_a_process_is_its_pid_and_its_start(make_record: Make) -> None:
     assert not make_record(pid=os.getpid()).alive
     assert not make_record().alive
     assert StackRecord(pid=os.getpid(), start_ticks=ticks, state="ready", node="n", started_at=0.0).alive
-    child = subprocess.Popen(["sleep", "300"])
-    process = read_process(child.pid)
-    assert process is not None
-    assert is_process(child.pid, process.start_ticks)
-    child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert not is_process(child.pid, process.start_ticks)
-    child.wait()
+    with sleeping_process() as child:
+        process = read_process(child.pid)
+        assert process is not None
+        assert is_process(child.pid, process.start_ticks)
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert not is_process(child.pid, process.start_ticks)
 
 
 def test_a_boot_has_a_name_that_holds() -> None:

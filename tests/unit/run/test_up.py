@@ -21,7 +21,7 @@ from dsv41_serving.run.record import Records, own_start_ticks
 from dsv41_serving.run.session import session_members
 from dsv41_serving.run.up import how_to_call, launch_stack, stop_stack
 from tests.unit.run.fake_plan import fake_plan
-from tests.unit.run.waiting import wait_for
+from tests.unit.run.waiting import sleeping_process, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -167,7 +167,7 @@ def test_in_the_foreground_an_interrupt_drains_and_stops_it(node: Node) -> None:
 
 def test_down_without_a_stack_ends_what_an_earlier_one_left(node: Node, make_record: Make) -> None:
     """Only what is recorded as ours; then nothing is remembered."""
-    with subprocess.Popen(["sleep", "300"], start_new_session=True) as left:
+    with sleeping_process() as left:
         process = read_process(left.pid)
         assert process is not None
         node.records.write_service(make_record(state="ready", pid=left.pid, start_ticks=process.start_ticks))
@@ -178,7 +178,7 @@ def test_down_without_a_stack_ends_what_an_earlier_one_left(node: Node, make_rec
 
 def test_down_leaves_services_of_a_service_manager_alone(node: Node, make_record: Make) -> None:
     """It says whose they are, and keeps their records."""
-    with subprocess.Popen(["sleep", "300"], start_new_session=True) as engine:
+    with sleeping_process() as engine:
         process = read_process(engine.pid)
         assert process is not None
         record = make_record(
@@ -195,7 +195,6 @@ def test_down_leaves_services_of_a_service_manager_alone(node: Node, make_record
         )
         assert engine.poll() is None
         assert node.records.read_services() == [record]
-        engine.kill()
 
 
 def test_a_lock_is_held_once_and_released(node: Node) -> None:

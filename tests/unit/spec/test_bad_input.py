@@ -193,6 +193,24 @@ def complain(path: Path | None, profile: str | None = None, overrides: tuple[str
             id="measured without a measurement",
         ),
         pytest.param(
+            "[contract]\nmax_tokens = 2000\nmax_tokens_limit = 1000",
+            "key contract.max_tokens: 2000 is above max_tokens_limit 1000; lower it",
+            id="default answer longer than the longest",
+        ),
+        pytest.param(
+            "[contract]\naliases = ['deepseek-v4.1-flash']",
+            "key contract.aliases: 'deepseek-v4.1-flash' is served_model_name; remove it here",
+            id="alias of itself",
+        ),
+        pytest.param(
+            "[contract]\ntemperature = 3.0",
+            (
+                "key contract.temperature: value 3.0 cannot be used; "
+                "it should be less than or equal to 2 or 'checkpoint'"
+            ),
+            id="hot",
+        ),
+        pytest.param(
             "[engine.args]\nlog-level = [1, 'a']",
             'key engine.args.log-level: value [1, "a"] cannot be used; '
             "it should be a valid boolean or a valid integer or a valid number or a valid string",
