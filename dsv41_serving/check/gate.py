@@ -1,8 +1,8 @@
 """The gate: what must be true of a service before it may be called ready.
 
-An engine passes when its port is the process we started, it reports the contract's model, it runs a forward pass, and on a
-GPU its memory is in use. The router passes when a real conversation through it used both engines: their own counters moved
-and the hand-off carried bytes. "Ready" in a log is a claim; these are independent observations.
+An engine passes when its port is the process we started, it reports the contract's model and holds the contract of the plan,
+it runs a forward pass, and on a GPU its memory is in use. The router passes when all engines hold the same contract and a real
+conversation through it used both: their own counters moved and the hand-off carried bytes. "Ready" in a log is a claim; these are independent observations.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from dsv41_serving.check.contract import check_contract
 from dsv41_serving.check.conversation import PROMPT, converse
 from dsv41_serving.check.identity import check_identity
 from dsv41_serving.check.metrics import (
@@ -38,7 +39,7 @@ async def check_engine(
     """Run the gate of one engine, whose main process is `pid`, started at `start_ticks`. Stops at the first failure."""
     findings = [check_identity(service, pid, start_ticks)]
     async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
-        for probe in (_model, _forward):
+        for probe in (_model, _contract, _forward):
             if findings[-1].passed:
                 findings.append(await _guard(service, probe.__name__.lstrip("_"), probe(client, plan, service)))
     if findings[-1].passed and service.placement.gpus:
@@ -57,7 +58,7 @@ async def check_router(
     if not findings[-1].passed:
         return findings
     async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
-        for probe in (_workers, _model):
+        for probe in (_workers, _model, _contract):
             findings.append(await _guard(service, probe.__name__.lstrip("_"), probe(client, plan, service)))
             if not findings[-1].passed:
                 return findings
@@ -136,6 +137,11 @@ async def _model(client: httpx.AsyncClient, plan: Plan, service: Service) -> Fin
         seen=f"/v1/models says {names}",
         remedy=f"expected ['{plan.served_model_name}']: restart this service, the router caches the old name",
     )
+
+
+async def _contract(client: httpx.AsyncClient, plan: Plan, service: Service) -> Finding:
+    """An engine is compared with the plan, all of them with each other once the router is there."""
+    return await check_contract(client, plan, service, (service,) if service.is_engine else plan.engines)
 
 
 async def _forward(client: httpx.AsyncClient, _plan: Plan, service: Service) -> Finding:
