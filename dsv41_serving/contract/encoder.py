@@ -71,11 +71,11 @@ class Encoder:
 
     def spell(self, token_id: int) -> str:
         """Return the text of one token, special tokens included."""
-        return cast("str", self._tokenizer.decode([token_id], skip_special_tokens=False))
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
     def decode(self, token_ids: tuple[int, ...]) -> str:
         """Return the text of `token_ids`, special tokens included."""
-        return cast("str", self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
     def _replace_budget(self, ids: list[int], budget: int) -> list[int]:
         """Put another number in the effort line; it opens the prompt, so the first match is the line."""

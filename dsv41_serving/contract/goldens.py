@@ -9,17 +9,18 @@ from __future__ import annotations
 import difflib
 import json
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dsv41_serving.contract.encoder import Encoder, Encoding, RefusedError
 from dsv41_serving.errors import InputError
 from dsv41_serving.resources import data_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from dsv41_serving.contract.encoder import Encoder, Encoding
 
 TOKENIZER_MODEL = "smollm2-v41"
 TOKENIZER_NOTE = f"{TOKENIZER_MODEL}: ids of the embedded model, not DeepSeek's"
@@ -75,6 +76,8 @@ def read_goldens(folder: Path | None = None) -> list[Golden]:
 
 def encode_golden(golden: Golden, encoder: Encoder) -> Golden:
     """Return the case with what `encoder` makes of it, under the contract's defaults: thinking on, no effort named."""
+    from dsv41_serving.contract.encoder import RefusedError  # noqa: PLC0415 - reading needs no encoder
+
     try:
         encoding = encoder.encode(golden.request)
     except RefusedError as error:
@@ -123,9 +126,7 @@ def compare(golden: Golden, seen: Encoding, spell: Callable[[int], str], *, by: 
     return text
 
 
-def _describe_tokens(
-    expected: tuple[int, ...], seen: tuple[int, ...], spell: Callable[[int], str], by: str
-) -> str:
+def _describe_tokens(expected: tuple[int, ...], seen: tuple[int, ...], spell: Callable[[int], str], by: str) -> str:
     at = next(
         (i for i, pair in enumerate(zip(expected, seen, strict=False)) if pair[0] != pair[1]),
         min(len(expected), len(seen)),
@@ -142,6 +143,7 @@ def embedded_encoder() -> Encoder:
     """Return the encoder over the embedded model's tokenizer, read from the package that ships it; no model is needed."""
     from gguf import GGUFReader  # noqa: PLC0415 - with torch, seconds of imports
 
+    from dsv41_serving.contract.encoder import Encoder  # noqa: PLC0415
     from dsv41_serving.embedded import gguf_source, load_description, source, special_tokens  # noqa: PLC0415
     from dsv41_serving.embedded.description import Converted  # noqa: PLC0415
 

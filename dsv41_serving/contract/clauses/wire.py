@@ -1,0 +1,156 @@
+"""Between client and engine: nothing is lost on the way, engines agree, a client that leaves frees what it held."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from dsv41_serving.check.metrics import KV_USED, RUNNING, MetricsPage
+from dsv41_serving.contract.clause import Outcome, clause, judge, unless
+from dsv41_serving.contract.deployment import PLAIN
+from dsv41_serving.contract.reply import NoAnswerError, paths
+
+if TYPE_CHECKING:
+    from dsv41_serving.contract.deployment import Deployment, Server
+    from dsv41_serving.contract.reply import Reply
+
+ABORTED = "sglang:num_aborted_requests_total"
+FREED_WITHIN_S = 10.0
+POLL_S = 0.2
+LOGPROB_TOLERANCE = 0.05
+STANDARD: dict[str, Any] = {
+    "max_tokens": 1,
+    "temperature": 0,
+    "logprobs": True,
+    "top_logprobs": 2,
+    "seed": 1,
+    "stop": ["\n\n"],
+    **PLAIN,
+}
+# Differ from server to server and say nothing about the answer.
+IDENTITY = {"id", "created", "metadata"}
+
+
+@clause("disconnect", alone=True)
+async def disconnect(deployment: Deployment) -> Outcome:
+    """A client that leaves a stream frees its slot and its KV within seconds."""
+    expected = f"aborted, slot and KV free within {FREED_WITHIN_S:.0f} s"
+    decoders = [
+        engine for engine in deployment.engines if engine.kind in {"decode", "aggregated"} and engine.metrics_url
+    ]
+    if not decoders:
+        return Outcome("skip", expected, "the engines' metrics are not known for this address")
+    before = await _read(deployment, decoders)
+    async with deployment.open_stream(max_tokens=2000, ignore_eos=True, **PLAIN) as response:
+        lines = response.aiter_lines()
+        for _ in range(6):
+            await anext(lines)
+        held = await _read(deployment, decoders)
+    left = time.monotonic()
+    deadline = left + FREED_WITHIN_S
+    while True:
+        after = await _read(deployment, decoders)
+        aborted = after.total(ABORTED) - before.total(ABORTED)
+        freed = after.total(RUNNING) <= before.total(RUNNING) and after.total(KV_USED) <= before.total(KV_USED)
+        if (aborted and freed) or time.monotonic() > deadline:
+            break
+        await asyncio.sleep(POLL_S)
+    return judge(
+        expected,
+        f"{aborted:.0f} aborted, KV {before.total(KV_USED):.0f}, {held.total(KV_USED):.0f}, {after.total(KV_USED):.0f} tokens "
+        f"before, during and {time.monotonic() - left:.1f} s after",
+        unless(aborted >= 1, "the request was not aborted"),
+        unless(freed, f"{after.total(RUNNING):.0f} running, KV not freed"),
+    )
+
+
+@clause("router-keeps-fields", needs="engines", alone=True)
+async def router_keeps_fields(deployment: Deployment) -> Outcome:
+    """What comes through the router is what the engine itself returns: no field lost, the same first token."""
+    expected = "the fields and the first token of the engine's own answer"
+    if deployment.front.kind != "router":
+        return Outcome("skip", expected, "this is not a router")
+    routed = await deployment.chat(**STANDARD)
+    # The decode server forms the answer of a pair; asked alone its text means nothing, its fields do. The first token is prefill's.
+    shaper = _pick(deployment, "decode")
+    first = _pick(deployment, "prefill")
+    shape = await deployment.ask(shaper, **STANDARD, **shaper.alone)
+    told = await deployment.ask(first, **STANDARD, **first.alone)
+    lost = _fields(shape) - _fields(routed)
+    apart = _logprob_distance(routed, told)
+    return judge(
+        expected,
+        f"{len(_fields(routed))} fields ({shaper.name} {len(_fields(shape))}), first token {routed.first.content!r} "
+        f"({first.name} {told.first.content!r}), log probabilities {apart:.3f} apart, prompt {routed.prompt_tokens} tokens ({first.name} {told.prompt_tokens})",
+        unless(not lost, f"lost: {', '.join(sorted(lost))}"),
+        unless(routed.prompt_tokens == told.prompt_tokens, "another prompt"),
+        unless(apart <= LOGPROB_TOLERANCE, "another first token"),
+    )
+
+
+@clause("engines-agree", needs="engines")
+async def engines_agree(deployment: Deployment) -> Outcome:
+    """Every engine has the table of this plan in force."""
+    contract = deployment.contract.model_dump(mode="json")
+    problems, told = [], []
+    for engine in deployment.engines:
+        try:
+            report = await deployment.get_json("/contract", engine)
+        except NoAnswerError as error:
+            return Outcome("MISS" if deployment.own else "skip", "the table of the plan", f"{engine.name}: {error}")
+        differing = {
+            key: report["contract"].get(key) for key in contract if report["contract"].get(key) != contract[key]
+        }
+        problems += [
+            f"{engine.name} has {key} = {value!r}, the plan {contract[key]!r}" for key, value in differing.items()
+        ]
+        told.append({key: value for key, value in report["in_force"].items() if key != "role"})
+        problems += _in_force(engine, report["in_force"], contract)
+    different = sorted({key for one in told for key in one if any(other.get(key) != one[key] for other in told)})
+    return judge(
+        "the table of the plan, the same on every engine",
+        f"{', '.join(engine.name for engine in deployment.engines)}: {len(contract)} values",
+        *problems,
+        unless(not different, f"the engines differ in {', '.join(different)}"),
+    )
+
+
+def _in_force(engine: Server, in_force: dict[str, Any], contract: dict[str, Any]) -> list[str]:
+    """Return where what the engine runs with is not the table: parsers, name, thinking, sampling."""
+    keys = ("served_model_name", "reasoning_parser", "tool_call_parser", "thinking")
+    pairs = [(key, in_force.get(key), contract[key]) for key in keys]
+    sampling = in_force.get("sampling") or {}
+    pairs += [
+        (key, sampling.get(key), contract[key]) for key in ("temperature", "top_p") if contract[key] != "checkpoint"
+    ]
+    return [
+        f"{engine.name} runs with {key} = {found!r}, the plan says {wanted!r}"
+        for key, found, wanted in pairs
+        if found != wanted
+    ]
+
+
+def _pick(deployment: Deployment, kind: str) -> Server:
+    return next((e for e in deployment.engines if e.kind == kind), deployment.engines[0])
+
+
+def _fields(reply: Reply) -> set[str]:
+    return {path for path in paths(reply.body) if path.split(".")[0] not in IDENTITY}
+
+
+def _logprob_distance(one: Reply, other: Reply) -> float:
+    tops: list[dict[str, float]] = [
+        {e["token"]: e["logprob"] for e in reply.first.logprobs[0]["top_logprobs"]} for reply in (one, other)
+    ]
+    if tops[0].keys() != tops[1].keys():
+        return float("inf")
+    return max(abs(tops[0][token] - tops[1][token]) for token in tops[0])
+
+
+async def _read(deployment: Deployment, engines: list[Server]) -> MetricsPage:
+    pages = [(await deployment.client.get(engine.metrics_url)).text for engine in engines]
+    return MetricsPage("\n".join(pages))
+
+
+CLAUSES = (disconnect, router_keeps_fields, engines_agree)
