@@ -60,6 +60,13 @@ class Context:
         facts = self.facts()
         return make_plan(self.load(), facts, Installation(python=python or sys.executable)), facts
 
+    def plan_if_possible(self) -> Plan | None:
+        """Make the plan, or return None where this machine is not the one it is for."""
+        try:
+            return self.plan()[0]
+        except InputError:
+            return None
+
     def arguments(self) -> list[str]:
         """Return the global options again, for a process that shall mean the same node."""
         options: list[str] = []
@@ -85,7 +92,7 @@ class Context:
 )
 @click.option(
     "--root",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
     default=Path("/"),
     show_default=True,
     help="Read the machine below this directory.",
@@ -309,6 +316,63 @@ def gate(context: Context, role: str | None, as_json: bool) -> None:  # noqa: FB
     sys.exit(EXIT_OK if all_passed(findings) else EXIT_CHECK_FAILED)
 
 
+@cli.group()
+def contract() -> None:
+    """Prove and watch what clients get: names, thinking, sampling, tools, errors."""
+
+
+@contract.command("check")
+@click.argument("clauses", nargs=-1, metavar="[CLAUSE]...")
+@click.option("--url", help="Judge this address instead of the router of the plan: an engine, or any other deployment.")
+@click.option(
+    "--api-key-file",
+    type=click.Path(path_type=Path),
+    help="File with the API key (default: the credential router.api_key_credential).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--junit", type=click.Path(path_type=Path), help="Write a JUnit document to this file as well.")
+@click.option("--list", "list_only", is_flag=True, help="Only say what each clause promises.")
+@click.pass_obj
+def contract_check(  # noqa: PLR0917 - click passes every option
+    context: Context,
+    clauses: tuple[str, ...],
+    url: str | None,
+    api_key_file: Path | None,
+    as_json: bool,  # noqa: FBT001
+    junit: Path | None,
+    list_only: bool,  # noqa: FBT001
+) -> None:
+    """Run the contract suite, or only CLAUSEs of it; exit 1 on any miss."""
+    from dsv41_serving.contract import report  # noqa: PLC0415
+    from dsv41_serving.contract.check import check_contract  # noqa: PLC0415
+    from dsv41_serving.contract.deployment import read_api_key  # noqa: PLC0415
+    from dsv41_serving.contract.suite import all_kept, choose  # noqa: PLC0415
+
+    chosen = choose(clauses)
+    if list_only:
+        for clause in chosen:
+            click.echo(f"{clause.name:<{report.NAME_WIDTH}} {clause.statement}")
+        return
+    loaded = context.load()
+    done = asyncio.run(
+        check_contract(
+            loaded.spec.contract,
+            chosen,
+            plan=context.plan_if_possible() if url else context.plan()[0],
+            url=url,
+            api_key=read_api_key(api_key_file, loaded.spec.router.api_key_credential),
+            on_result=lambda result: None if as_json else click.echo(report.as_line(result)),
+        )
+    )
+    if junit is not None:
+        junit.write_text(report.as_junit(done), encoding="utf-8")
+    if as_json:
+        _print_json(report.as_json(done))
+    else:
+        click.echo(report.summary_line(done))
+    sys.exit(EXIT_OK if all_kept(done.results) else EXIT_CHECK_FAILED)
+
+
 def main() -> NoReturn:
     """Run the command line; every expected error is one line on stderr and a documented exit code."""
     try:
@@ -318,7 +382,12 @@ def main() -> NoReturn:
             err.print(f"dsv41: {line}", markup=False, highlight=False)
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        error.show()
+        message = error.format_message()
+        if "\n" in message:
+            error.show()  # no command at all: the message is the help
+        else:
+            command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "dsv41"
+            err.print(f"dsv41: {message} See `{command} --help`.", markup=False, highlight=False)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         err.print("dsv41: interrupted", markup=False)
