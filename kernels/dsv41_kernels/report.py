@@ -57,18 +57,18 @@ def gain(kernel: Record, stock: Record) -> float | None:
     return None
 
 
-def table(records: list[Record]) -> list[str]:
-    """Markdown table of one op on one GPU: a row per problem, two columns per stock path."""
-    problems = list(dict.fromkeys(record["problem"] for record in records))
+def table(records: list[Record], problems: list[str]) -> list[str]:
+    """Markdown table of one op on one GPU: a row per problem, measured or not, and two columns per stock path."""
     paths = [path for path in dict.fromkeys(record["path"] for record in records) if path != "kernel"]
     lines = [
         "| problem | ours, us | bound, us | of bound |" + "".join(f" {path}, us | gain |" for path in paths),
         "|---|---|---|---|" + "---|---|" * len(paths),
     ]
-    for problem in problems:
+    for problem in dict.fromkeys([*(record["problem"] for record in records), *problems]):
         by_path = {record["path"]: record for record in records if record["problem"] == problem}
         ours = by_path.get("kernel")
         if ours is None:
+            lines.append(f"| {problem} | not measured | | |" + " | |" * len(paths))
             continue
         share = f"{100 * ours['bound_us'] / ours['median_us']:.0f} %" if "median_us" in ours else ""
         cells = [problem, _time(ours), f"{ours['bound_us']:.2f}", share]
@@ -78,6 +78,20 @@ def table(records: list[Record]) -> list[str]:
             cells += [_time(stock) if stock else "", f"**{ratio:.2f}**" if ratio else ""]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def summarise(records: list[Record]) -> str:
+    """One sentence per stock path: median and least gain over it."""
+    kernels = {record["problem"]: record for record in records if record["path"] == "kernel"}
+    gains: dict[str, list[float]] = {}
+    for record in records:
+        ratio = gain(kernels.get(record["problem"], {}), record)
+        if ratio and record["path"] != "kernel":
+            gains.setdefault(record["path"], []).append(ratio)
+    return " ".join(
+        f"Over {path}: median {statistics.median(ratios):.2f}, least {min(ratios):.2f}."
+        for path, ratios in gains.items()
+    )
 
 
 def plot(title: str, records: list[Record]) -> str:
@@ -146,20 +160,9 @@ def write_report(results: pathlib.Path, target: pathlib.Path) -> None:
                 continue
             name = f"{op.name}-{gpu.lower().replace(' ', '-')}.svg"
             (results / name).write_text(plot(op.name, mine), encoding="utf-8")
-            kernels = {record["problem"]: record for record in mine if record["path"] == "kernel"}
-            gains = [ratio for record in mine if (ratio := gain(kernels.get(record["problem"], {}), record))]
-            others = [ratio for ratio in gains if ratio != 1.0]
-            summary = f"Median gain {statistics.median(others):.2f}, least {min(others):.2f}." if others else ""
-            lines += [
-                f"### {op.name}",
-                "",
-                f"{op.summary}. {summary}",
-                "",
-                *table(mine),
-                "",
-                f"![gains](results/{name})",
-                "",
-            ]
+            problems = [problem.name for problem in op.select("production")]
+            lines += [f"### {op.name}", "", f"{op.summary}. {summarise(mine)}", "", *table(mine, problems), ""]
+            lines += [f"![gains](results/{name})", ""]
             lines += [f"- {line}" for line in dict.fromkeys(_run_line(record) for record in mine)]
             lines.append("")
     target.write_text("\n".join(lines), encoding="utf-8")

@@ -26,9 +26,9 @@ def parse(text: str, known: list[str]) -> dict[str, Mode]:
     """
     modes: dict[str, Mode] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
-        name, separator, value = part.partition("=")
+        name, separator, value = (piece.strip() for piece in part.partition("="))
         try:
-            mode = Mode(value.strip().lower())
+            mode = Mode(value.lower())
         except ValueError:
             mode = None
         if not separator or mode is None:

@@ -112,7 +112,8 @@ def compare(original: Original, call: Call) -> tuple[Any, float]:
 def _default(capability: Capability) -> Default:
     if capability == (9, 0):
         return Default(
-            Mode.OFF, "H200: 1.3x over padded FlashMLA with 16 heads, slower with 64; ask for it on TP4 and TP8"
+            Mode.OFF,
+            "H200: 1.2x to 1.4x over padded FlashMLA with 8 or 16 heads, 0.86x with 64 (RESULTS.md); ask for it on TP4 and TP8",
         )
     return Default(Mode.OFF, "not measured on this architecture")
 

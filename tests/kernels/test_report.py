@@ -1,0 +1,71 @@
+"""The report shows what the result lines say, losses included."""
+
+import json
+import pathlib
+
+from dsv41_kernels import report
+
+ROOFLINE = {"bandwidth": 4e12, "matmul": 8e14, "floor_us": 4.0}
+LINE = {
+    "op": "compress",
+    "gpu": "NVIDIA H200",
+    "problem": "decode",
+    "bound_us": 2.0,
+    "mode": "graph",
+    "p20_us": 9.0,
+    "p80_us": 11.0,
+    "roofline": ROOFLINE,
+    "driver": "1",
+    "torch": "2",
+    "triton": "3",
+    "sglang": "0.5.23",
+    "date": "2026-01-01",
+    "commit": "abc",
+    "command": "python -m dsv41_kernels.bench",
+}
+
+
+def _write(directory: pathlib.Path, lines: list[dict[str, object]]) -> str:
+    (directory / "compress.jsonl").write_text("\n".join(json.dumps({**LINE, **line}) for line in lines))
+    report.write_report(directory, directory / "RESULTS.md")
+    return (directory / "RESULTS.md").read_text()
+
+
+def test_gains_losses_and_paths_that_did_not_run_all_appear(tmp_path: pathlib.Path):
+    """A win, a loss below 1 and a skipped path stand in one row; the bound is a percentage of the time."""
+    page = _write(
+        tmp_path,
+        [
+            {"path": "kernel", "median_us": 10.0},
+            {"path": "slow", "median_us": 25.0},
+            {"path": "fast", "median_us": 5.0},
+            {"path": "absent", "skipped": "no package"},
+        ],
+    )
+    row = next(line for line in page.splitlines() if line.startswith("| decode"))
+    assert "| 10.0 (9.0..11.0) | 2.00 | 20 % |" in row
+    assert "**2.50**" in row
+    assert "**0.50**" in row
+    assert "not run: no package" in row
+
+
+def test_the_newest_line_of_a_path_counts(tmp_path: pathlib.Path):
+    """A repeated measurement replaces the older one."""
+    page = _write(tmp_path, [{"path": "kernel", "median_us": 10.0}, {"path": "kernel", "median_us": 4.0}])
+    assert "| 4.0 " in page
+    assert "| 10.0 " not in page
+
+
+def test_a_red_gate_is_shown_instead_of_a_time(tmp_path: pathlib.Path):
+    """A kernel that failed has its fault in the table and no number."""
+    page = _write(tmp_path, [{"path": "kernel", "red": ["latent: relative error 1 above 3e-03"]}])
+    assert "red: latent: relative error 1 above 3e-03" in page
+
+
+def test_the_committed_page_is_the_generated_one(tmp_path: pathlib.Path):
+    """RESULTS.md follows from results/*.jsonl; nobody edited it, nobody forgot to generate it."""
+    root = pathlib.Path(report.__file__).parent.parent
+    for path in (root / "results").glob("*.jsonl"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    report.write_report(tmp_path, tmp_path / "RESULTS.md")
+    assert (tmp_path / "RESULTS.md").read_text() == (root / "RESULTS.md").read_text()
