@@ -79,6 +79,8 @@ class Distillation(_Part):
     system_share: Share
     """Share of samples that begin with one of `system_prompts`."""
     system_prompts: tuple[str, ...]
+    history_share: Share
+    """Share of samples whose conversation has an earlier turn."""
     efforts: tuple[int, ...]
     """Reasoning budgets drawn from for thinking-on samples; 0 stands for the server's default."""
 
@@ -116,7 +118,7 @@ class _Description(_Part):
     """Raised whenever the code makes different bits from the same constants."""
 
     def key(self) -> str:
-        """Return the sha256 (hex) of everything the made files depend on, except processor and thread count.
+        """Return the sha256 (hex) of everything the made files depend on, except the processor.
 
         The key names inputs, not output bits: another processor may round differently and still finds its own cache.
         """

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dsv41_serving.embedded.student import Sample, Student
+from dsv41_serving.embedded.parallel import map_on_cores
+from dsv41_serving.embedded.student import Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from dsv41_serving.embedded.description import Distillation
     from dsv41_serving.embedded.encoder import ConversationEncoder
+    from dsv41_serving.embedded.student import Student
     from dsv41_serving.embedded.teacher import Lesson
 
 _REPORT_EVERY = 5  # steps
@@ -28,28 +30,30 @@ def distill(
     report: Callable[[str], None],
 ) -> None:
     """Change `student`'s rows so that V4.1 prompts, thinking off and on, lead to the teacher's words."""
-    optimizer = torch.optim.Adam(student.parameters(), lr=plan.learning_rate, betas=plan.betas)
+    parameters = student.parameters()
+    optimizer = torch.optim.Adam(parameters, lr=plan.learning_rate, betas=plan.betas)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_share(step, plan))
     draws = random.Random(plan.seed)  # noqa: S311  # reproducible draws, no secrets
     plain, thinking = _cycle(lessons, draws), _cycle(lessons, draws)
-    batch = plan.answers_per_step + plan.thoughts_per_step
+
+    def differentiate(sample: Sample) -> tuple[float, float, tuple[torch.Tensor, ...]]:
+        found = student.compare(sample)
+        gradients = torch.autograd.grad(found.answer + found.thought, parameters)
+        return found.answer.item(), found.thought.item(), gradients
+
     for step in range(1, plan.steps + 1):
-        optimizer.zero_grad()
-        # The two kinds differ in length, so each is its own padded batch.
-        off = student.compare(
-            [draw_sample(next(plain), encoder, plan, draws, thinking=False) for _ in range(plan.answers_per_step)]
-        )
-        torch.autograd.backward(off.answers * plan.answers_per_step / batch)
-        on = student.compare(
-            [draw_sample(next(thinking), encoder, plan, draws, thinking=True) for _ in range(plan.thoughts_per_step)]
-        )
-        torch.autograd.backward((on.answers + on.thoughts) * plan.thoughts_per_step / batch)
+        # The long samples first, so that no core is left waiting for one.
+        samples = [draw_sample(thinking, encoder, plan, draws, thinking=True) for _ in range(plan.thoughts_per_step)]
+        samples += [draw_sample(plain, encoder, plan, draws, thinking=False) for _ in range(plan.answers_per_step)]
+        answers, thoughts, gradients = zip(*map_on_cores(differentiate, samples), strict=True)
+        for parameter, each in zip(parameters, zip(*gradients, strict=True), strict=True):
+            parameter.grad = torch.stack(each).mean(0)
         optimizer.step()
         schedule.step()
         if step % _REPORT_EVERY == 0 or step == plan.steps:
             report(
-                f"distilling step {step}/{plan.steps}, KL {off.answers.item():.2f} answers, "
-                f"{on.answers.item():.2f} answers after thinking, {on.thoughts.item():.2f} thoughts"
+                f"distilling step {step}/{plan.steps}, KL {sum(answers) / len(samples):.2f} answers, "
+                f"{sum(thoughts) / plan.thoughts_per_step:.2f} thoughts"
             )
 
 
@@ -61,10 +65,21 @@ def rate_share(step: int, plan: Distillation) -> float:
 
 
 def draw_sample(
-    lesson: Lesson, encoder: ConversationEncoder, plan: Distillation, draws: random.Random, *, thinking: bool
+    lessons: Iterator[Lesson], encoder: ConversationEncoder, plan: Distillation, draws: random.Random, *, thinking: bool
 ) -> Sample:
-    """Return a sample that puts `lesson`'s question as a client would, sometimes with a system prompt or an effort."""
+    """Return a sample that puts the next lesson's question as a client would.
+
+    Sometimes a system prompt stands first, sometimes another lesson is an earlier turn of the conversation.
+    """
+    lesson = next(lessons)
     messages = [{"role": "user", "content": lesson.question}]
+    if draws.random() < plan.history_share:
+        earlier = next(lessons)
+        messages = [
+            {"role": "user", "content": earlier.question},
+            {"role": "assistant", "content": earlier.answer_text},
+            *messages,
+        ]
     if draws.random() < plan.system_share:
         messages.insert(0, {"role": "system", "content": draws.choice(plan.system_prompts)})
     effort = draws.choice(plan.efforts) or None

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from dsv41_serving.embedded.decoding import Continuation, decode_greedily
-from dsv41_serving.embedded.student import Divergence, Sample, Student
+from dsv41_serving.embedded.parallel import map_on_cores
+from dsv41_serving.embedded.student import Sample
 from dsv41_serving.errors import Dsv41Error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from tokenizers import Tokenizer
     from transformers import LlamaModel
 
     from dsv41_serving.embedded.description import HeldOut, Thresholds
     from dsv41_serving.embedded.encoder import ConversationEncoder
+    from dsv41_serving.embedded.student import Student
     from dsv41_serving.embedded.teacher import Lesson
 
 
@@ -59,17 +61,19 @@ def count_expected(texts: Sequence[Continuation], prompts: Sequence[HeldOut], to
     return sum(any(word.lower() in answer for word in expect) for answer, expect in asked), len(asked)
 
 
-@torch.no_grad()
-def compare_held_out(student: Student, lessons: Sequence[Lesson], encoder: ConversationEncoder) -> Divergence:
-    """Return the divergence on held-out prompts: `answers` with thinking off, `thoughts` with thinking on."""
-    answers = student.compare([_sample(lesson, encoder, thinking=False) for lesson in lessons]).answers
-    thoughts = student.compare([_sample(lesson, encoder, thinking=True) for lesson in lessons]).thoughts
-    return Divergence(answers, thoughts)
+def compare_held_out(student: Student, lessons: Sequence[Lesson], encoder: ConversationEncoder) -> tuple[float, float]:
+    """Return the mean divergence on held-out prompts: of answers with thinking off, of thoughts with thinking on."""
 
+    @torch.no_grad()
+    def compare(task: tuple[Lesson, bool]) -> float:
+        lesson, thinking = task
+        prompt = encoder.encode([{"role": "user", "content": lesson.question}], thinking=thinking)
+        found = student.compare(Sample(prompt, lesson, thinking))
+        return (found.thought if thinking else found.answer).item()
 
-def _sample(lesson: Lesson, encoder: ConversationEncoder, *, thinking: bool) -> Sample:
-    prompt = encoder.encode([{"role": "user", "content": lesson.question}], thinking=thinking)
-    return Sample(prompt, lesson, thinking)
+    found = list(map_on_cores(compare, [(lesson, thinking) for thinking in (False, True) for lesson in lessons]))
+    count = len(lessons)
+    return sum(found[:count]) / count, sum(found[count:]) / count
 
 
 def measure(
@@ -78,12 +82,11 @@ def measure(
     lessons: Sequence[Lesson],
     prompts: Sequence[HeldOut],
     *,
-    initial: Divergence,
+    initial: tuple[float, float],
     encoder: ConversationEncoder,
     tokenizer: Tokenizer,
     ids: SpecialIds,
     max_tokens: int,
-    report: Callable[[str], None],
 ) -> dict[str, float | int]:
     """Return the numbers that go into the manifest and that `judge` compares. Shares are 0 to 1, KL in nats a token.
 
@@ -91,24 +94,25 @@ def measure(
     """
     final = compare_held_out(student, lessons, encoder)
     embeddings, head = student.tables()
-    texts = {}
-    for thinking in (False, True):
-        report(f"held-out check, thinking {'on' if thinking else 'off'}")
+
+    def write(thinking: bool) -> list[Continuation]:  # noqa: FBT001  # called by map alone
         conversations = [encoder.encode([{"role": "user", "content": p.prompt}], thinking=thinking) for p in prompts]
-        texts[thinking] = decode_greedily(network, embeddings, head, conversations, stop=ids.end, max_tokens=max_tokens)
-    expected, asked = count_expected(texts[False], prompts, tokenizer)
+        return decode_greedily(network, embeddings, head, conversations, stop=ids.end, max_tokens=max_tokens)
+
+    answers, thoughts = map_on_cores(write, (False, True))
+    expected, asked = count_expected(answers, prompts, tokenizer)
     count = len(prompts)
     return {
         "held_out_prompts": count,
         "max_tokens": max_tokens,
-        "kl_answers_initial": round(initial.answers.item(), 4),
-        "kl_answers": round(final.answers.item(), 4),
-        "kl_thoughts_initial": round(initial.thoughts.item(), 4),
-        "kl_thoughts": round(final.thoughts.item(), 4),
-        "answers_clean": count_clean(texts[False], ids) / count,
-        "answers_ended": sum(text.ended for text in texts[False]) / count,
+        "kl_answers_initial": round(initial[0], 4),
+        "kl_answers": round(final[0], 4),
+        "kl_thoughts_initial": round(initial[1], 4),
+        "kl_thoughts": round(final[1], 4),
+        "answers_clean": count_clean(answers, ids) / count,
+        "answers_ended": sum(text.ended for text in answers) / count,
         "answers_expected": round(expected / asked, 4) if asked else 1.0,
-        "thoughts_closed": count_closed(texts[True], ids) / count,
+        "thoughts_closed": count_closed(thoughts, ids) / count,
     }
 
 

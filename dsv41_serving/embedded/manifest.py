@@ -34,8 +34,8 @@ class Manifest(BaseModel):
     source: str
     """Package, version and digest of the file the model was made from."""
     licence: str
-    environment: dict[str, str | int]
-    """What besides the inputs can alter bits: processor, thread count, library versions."""
+    environment: dict[str, str]
+    """What besides the inputs can alter bits: the processor and the libraries."""
     check: dict[str, float | int]
     """The numbers of the held-out check; empty for random weights."""
     files: dict[str, FileEntry]

@@ -58,7 +58,6 @@ def prepare_model(name: ModelName, cache_dir: Path, *, report: Report) -> Prepar
 def _build(description: Converted | Random, key: str, directory: Path, report: Report) -> None:
     report("loading torch and the V4.1 encoder")
     # torch and transformers take seconds to import, which a cache hit should not cost.
-    import torch  # noqa: PLC0415
 
     from dsv41_serving.embedded import canary, smollm2  # noqa: PLC0415
 
@@ -76,8 +75,7 @@ def _build(description: Converted | Random, key: str, directory: Path, report: R
         licence=description.source.licence,
         environment={
             "processor": _processor(),
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
+            "torch": metadata.version("torch"),
             "transformers": metadata.version("transformers"),
         },
         check=check,

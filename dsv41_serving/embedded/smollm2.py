@@ -14,6 +14,7 @@ from dsv41_serving.embedded import gguf_source, held_out, source, special_tokens
 from dsv41_serving.embedded.distill import distill
 from dsv41_serving.embedded.encoder import ConversationEncoder
 from dsv41_serving.embedded.model_directory import write_model_directory
+from dsv41_serving.embedded.parallel import one_core_per_operation
 from dsv41_serving.embedded.student import Student
 from dsv41_serving.embedded.teacher import write_lessons
 
@@ -32,6 +33,11 @@ def build(description: Converted, directory: Path, report: Callable[[str], None]
 
     Raises Dsv41Error when the check misses a threshold, InputError when the source package is not as pinned.
     """
+    with one_core_per_operation():
+        return _build(description, directory, report)
+
+
+def _build(description: Converted, directory: Path, report: Callable[[str], None]) -> dict[str, float | int]:
     report("reading the source weights")
     path = source.locate(description.source)
     reader = GGUFReader(path)
@@ -128,6 +134,7 @@ def _teach(
     training, unseen = lessons[: len(description.training_prompts)], lessons[len(description.training_prompts) :]
     initial = held_out.compare_held_out(student, unseen, encoder)
     distill(student, training, encoder, description.distillation, report)
+    report("held-out check")
     check = held_out.measure(
         network,
         student,
@@ -138,6 +145,5 @@ def _teach(
         tokenizer=v41,
         ids=held_out.SpecialIds(end, think_end, frozenset(ids.values())),
         max_tokens=description.thresholds.max_tokens,
-        report=report,
     )
     return student, check

@@ -27,10 +27,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Mean KL divergence of student from teacher, nats per token, averaged over samples. `thoughts` is 0 without any."""
+    """Mean KL divergence of the student from the teacher, nats per token (scalars). `thought` is 0 without thinking."""
 
-    answers: torch.Tensor
-    thoughts: torch.Tensor
+    answer: torch.Tensor
+    thought: torch.Tensor
 
 
 class Student:
@@ -71,58 +71,41 @@ class Student:
         head[self._think_end] = self.think_end_row.bfloat16().float()
         return embeddings, head
 
-    def compare(self, samples: Sequence[Sample]) -> Divergence:
+    def compare(self, sample: Sample) -> Divergence:
         """Return how far the student is from the teacher along the teacher's own words. Differentiable."""
-        sequences, spans = self._lay_out(samples)
-        width = max(map(len, sequences))
-        # Padding on the right needs no mask: causal attention never looks there.
-        ids = torch.tensor([sequence + [self._end] * (width - len(sequence)) for sequence in sequences])
-        hidden = self._network(inputs_embeds=self._embed(ids)).last_hidden_state
-        student = torch.cat([hidden[span.row, span.first : span.first + len(span.text.tokens)] for span in spans])
-        weights = torch.cat([torch.full((len(span.text.tokens),), 1 / len(span.text.tokens)) for span in spans])
-        in_thought = torch.cat([torch.full((len(span.text.tokens),), span.is_thought) for span in spans])
-        target = self._target(torch.cat([span.text.states for span in spans]), in_thought)
-        divergence = (torch.xlogy(target, target) - target * self._log_probabilities(student)).sum(-1) * weights
-        return Divergence(divergence[~in_thought].sum() / len(samples), divergence[in_thought].sum() / len(samples))
+        answer, thought = sample.lesson.answer, sample.lesson.thought
+        sequence = list(sample.prompt)
+        thought_start = len(sequence)
+        if sample.thinking:
+            sequence += [self._think_end if token == self._end else token for token in thought.tokens]
+        answer_start = len(sequence)
+        sequence += answer.tokens
+        # The state at a position predicts the next token, so every text begins one position early.
+        states = self._network(inputs_embeds=self._embed(sequence)).last_hidden_state[0, :-1]
+        thought_loss = torch.zeros(())
+        if sample.thinking:
+            target = self._target(thought)
+            # Where the teacher would end, the student is to close its thought.
+            target[:, self._think_end] += target[:, self._end]
+            target[:, self._end] = 0
+            thought_loss = self._divergence(states[thought_start - 1 : answer_start - 1], target)
+        return Divergence(self._divergence(states[answer_start - 1 :], self._target(answer)), thought_loss)
 
-    def _lay_out(self, samples: Sequence[Sample]) -> tuple[list[list[int]], list[_Span]]:
-        """Return the token sequences and, of each text in them, where the states lie that predict it."""
-        sequences: list[list[int]] = []
-        spans: list[_Span] = []
-        for row, sample in enumerate(samples):
-            sequence = list(sample.prompt)
-            if sample.thinking:
-                thought = sample.lesson.thought
-                spans.append(_Span(row, len(sequence) - 1, thought, is_thought=True))
-                sequence += [self._think_end if token == self._end else token for token in thought.tokens]
-            spans.append(_Span(row, len(sequence) - 1, sample.lesson.answer, is_thought=False))
-            sequences.append(sequence + sample.lesson.answer.tokens)
-        return sequences, spans
-
-    def _embed(self, ids: torch.Tensor) -> torch.Tensor:
+    def _embed(self, sequence: Sequence[int]) -> torch.Tensor:
+        """Return [1, len(sequence), hidden]."""
+        ids = torch.tensor(sequence)
         # A product with one-hot rows instead of indexing: its gradient is summed in a fixed order.
-        chosen = (ids[..., None] == torch.tensor(self._row_ids)).float()
-        return self._frozen[ids] + chosen @ self.rows
-
-    def _log_probabilities(self, states: torch.Tensor) -> torch.Tensor:
-        """Return [n, vocabulary] from final hidden states [n, hidden]."""
-        logits = states @ self._head.T
-        column = (states @ self.think_end_row)[:, None]
-        return logits.index_copy(1, torch.tensor([self._think_end]), column).log_softmax(-1)
+        chosen = (ids[:, None] == torch.tensor(self._row_ids)).float()
+        return (self._frozen[ids] + chosen @ self.rows)[None]
 
     @torch.no_grad()
-    def _target(self, states: torch.Tensor, in_thought: torch.Tensor) -> torch.Tensor:
-        """Return the teacher's distribution [n, vocabulary]; in a thought, the mass of the end closes the thought."""
-        probabilities = (states @ self._head.T).softmax(-1)
-        move = in_thought.float() * probabilities[:, self._end]
-        probabilities[:, self._end] -= move
-        probabilities[:, self._think_end] += move
-        return probabilities
+    def _target(self, text: Continuation) -> torch.Tensor:
+        """Return the teacher's distribution at each token of `text`, [len(text.tokens), vocabulary]."""
+        return (text.states @ self._head.T).softmax(-1)
 
-
-@dataclass(frozen=True)
-class _Span:
-    row: int
-    first: int
-    text: Continuation
-    is_thought: bool
+    def _divergence(self, states: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Return the mean over rows of KL(target ‖ student); `states` is [n, hidden], `target` [n, vocabulary]."""
+        logits = states @ self._head.T
+        column = (states @ self.think_end_row)[:, None]
+        student = logits.index_copy(1, torch.tensor([self._think_end]), column).log_softmax(-1)
+        return (torch.xlogy(target, target) - target * student).sum(-1).mean()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dsv41_serving.embedded.decoding import Continuation, decode_greedily
+from dsv41_serving.embedded.parallel import map_on_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,15 +23,16 @@ if TYPE_CHECKING:
 
 START = "<|im_start|>"
 END = "<|im_end|>"
-_BATCH = 24  # prompts decoded together; bounds memory, not results
+_BATCH = 24  # prompts decoded together
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """A question with the teacher's answer to it and the teacher's thought about it."""
+    """A question with the teacher's answer to it, as tokens and as text, and the teacher's thought about it."""
 
     question: str
     answer: Continuation
+    answer_text: str
     thought: Continuation
 
 
@@ -58,15 +60,24 @@ def write_lessons(
 
     `embeddings` [vocabulary, hidden] also serve as the output head; `stop` is the id that ends a reply.
     """
-    written: dict[str, list[Continuation]] = {"answers": [], "thoughts": []}
-    for kind, teacher in (("answers", answers), ("thoughts", thoughts)):
-        for first in range(0, len(questions), _BATCH):
-            prompts = [tokenizer.encode(render_chatml(teacher, q)).ids for q in questions[first : first + _BATCH]]
-            written[kind] += decode_greedily(
-                network, embeddings, embeddings, prompts, stop=stop, max_tokens=teacher.max_tokens
-            )
-            report(f"teacher {kind} {len(written[kind])}/{len(questions)}")
+    batches = [
+        (teacher, questions[first : first + _BATCH])
+        for teacher in (answers, thoughts)
+        for first in range(0, len(questions), _BATCH)
+    ]
+
+    def write(batch: tuple[Teacher, Sequence[str]]) -> list[Continuation]:
+        teacher, asked = batch
+        prompts = [tokenizer.encode(render_chatml(teacher, question)).ids for question in asked]
+        return decode_greedily(network, embeddings, embeddings, prompts, stop=stop, max_tokens=teacher.max_tokens)
+
+    written: list[Continuation] = []
+    for texts in map_on_cores(write, batches):
+        written += texts
+        report(f"teacher texts {len(written)}/{2 * len(questions)}")
     return [
-        Lesson(question, answer, thought)
-        for question, answer, thought in zip(questions, written["answers"], written["thoughts"], strict=True)
+        Lesson(question, answer, tokenizer.decode(answer.tokens), thought)
+        for question, answer, thought in zip(
+            questions, written[: len(questions)], written[len(questions) :], strict=True
+        )
     ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ PLAN = Distillation(
     betas=(0.9, 0.98),
     system_share=0.5,
     system_prompts=("one", "two"),
+    history_share=0.25,
     efforts=(0, 10),
 )
 
@@ -44,7 +46,7 @@ class FakeEncoder:
     def encode(self, messages: Sequence[Mapping[str, str]], *, thinking: bool, effort: int | None = None) -> list[int]:
         """Return begin, perhaps System, User, the question's length and, without thinking, </think>."""
         self.asked.append(([message["role"] for message in messages], thinking, effort))
-        system = [SYSTEM] if len(messages) > 1 else []
+        system = [SYSTEM] if messages[0]["role"] == "system" else []
         return [1, *system, USER, len(messages[-1]["content"])] + ([] if thinking else [THINK_END])
 
 
@@ -54,7 +56,7 @@ def lessons(tiny_network: LlamaModel, tiny_embeddings: torch.Tensor) -> list[Les
     texts = decode_greedily(
         tiny_network, tiny_embeddings, tiny_embeddings, [[9, each] for each in range(4, 12)], stop=END, max_tokens=4
     )
-    return [Lesson("x" * (4 + i), texts[i], texts[7 - i]) for i in range(4)]
+    return [Lesson("x" * (4 + i), texts[i], f"answer {i}", texts[7 - i]) for i in range(4)]
 
 
 def make_student(network: LlamaModel, embeddings: torch.Tensor) -> Student:
@@ -70,13 +72,12 @@ def test_distilling_brings_the_student_closer(
     student, encoder = make_student(tiny_network, tiny_embeddings), FakeEncoder()
 
     def divergence() -> float:
-        samples = [
-            Sample(encoder.encode([{"content": each.question, "role": "user"}], thinking=thinking), each, thinking)
+        found = [
+            student.compare(Sample(encoder.encode([{"role": "user", "content": each.question}], thinking=t), each, t))
             for each in lessons
-            for thinking in (False, True)
+            for t in (False, True)
         ]
-        found = student.compare(samples)
-        return (found.answers + found.thoughts).item()
+        return sum((each.answer + each.thought).item() for each in found)
 
     before = divergence()
     reported: list[str] = []
@@ -105,10 +106,33 @@ def test_learning_rate(step: int, share: float) -> None:
 
 
 def test_samples_vary_as_the_plan_says(lessons: list[Lesson]) -> None:
-    """About half have a system prompt, and an effort of 0 means the server's default."""
-    encoder, draws = FakeEncoder(), random.Random(0)  # noqa: S311  # reproducible draws  # reproducible draws, no secrets
+    """About half have a system prompt and a quarter an earlier turn; an effort of 0 means the server's default."""
+    encoder, draws = FakeEncoder(), random.Random(0)  # noqa: S311  # reproducible draws
+    endless = itertools.cycle(lessons)
     for _ in range(400):
-        draw_sample(lessons[0], encoder, PLAN, draws, thinking=True)
-    with_system = sum(roles == ["system", "user"] for roles, _, _ in encoder.asked)
-    assert 160 < with_system < 240
+        draw_sample(endless, encoder, PLAN, draws, thinking=True)
+    assert 160 < sum(roles[0] == "system" for roles, _, _ in encoder.asked) < 240
+    assert 60 < sum("assistant" in roles for roles, _, _ in encoder.asked) < 140
+    assert {tuple(roles) for roles, _, _ in encoder.asked} == {
+        ("user",),
+        ("system", "user"),
+        ("user", "assistant", "user"),
+        ("system", "user", "assistant", "user"),
+    }
     assert {effort for _, _, effort in encoder.asked} == {None, 10}
+
+
+def test_an_earlier_turn_is_another_lesson(lessons: list[Lesson]) -> None:
+    """The earlier question comes with its own answer, and the sample is about the last question."""
+    asked: list[list[Mapping[str, str]]] = []
+
+    class Recorder(FakeEncoder):
+        def encode(self, messages: Sequence[Mapping[str, str]], **rest: Any) -> list[int]:
+            asked.append(list(messages))
+            return super().encode(messages, **rest)
+
+    always = PLAN.model_copy(update={"history_share": 1.0, "system_share": 0.0})
+    draws = random.Random(0)  # noqa: S311  # reproducible draws
+    sample = draw_sample(iter(lessons), Recorder(), always, draws, thinking=False)
+    assert [message["content"] for message in asked[0]] == ["xxxxx", "answer 1", "xxxx"]
+    assert sample.lesson is lessons[0]

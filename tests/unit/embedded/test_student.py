@@ -23,7 +23,7 @@ def lesson(tiny_network: LlamaModel, tiny_embeddings: torch.Tensor) -> Lesson:
     answer, thought = decode_greedily(
         tiny_network, tiny_embeddings, tiny_embeddings, [[5, 6, 7], [8, 9, 10]], stop=END, max_tokens=5
     )
-    return Lesson("a question", answer, thought)
+    return Lesson("a question", answer, "an answer", thought)
 
 
 @pytest.fixture
@@ -59,10 +59,10 @@ def test_divergence_of_an_answer(student: Student, lesson: Lesson, tiny_network:
     """With thinking off it is the mean KL divergence along the teacher's answer after the V4.1 prompt."""
     prompt = [1, USER, 12, THINK_END]
     teacher = (lesson.answer.states @ student._head.T).softmax(-1)
-    found = student.compare([Sample(prompt, lesson, thinking=False)])
+    found = student.compare(Sample(prompt, lesson, thinking=False))
     expected = divergence_by_definition(tiny_network, student, prompt, lesson.answer.tokens, teacher)
-    assert found.answers.item() == pytest.approx(expected, rel=1e-3)
-    assert found.thoughts.item() == 0
+    assert found.answer.item() == pytest.approx(expected, rel=1e-3)
+    assert found.thought.item() == 0
 
 
 def test_divergence_with_thinking(student: Student, lesson: Lesson, tiny_network: LlamaModel) -> None:
@@ -72,29 +72,20 @@ def test_divergence_with_thinking(student: Student, lesson: Lesson, tiny_network
     teacher = (lesson.thought.states @ student._head.T).softmax(-1)
     teacher[:, THINK_END] += teacher[:, END]
     teacher[:, END] = 0
-    found = student.compare([Sample(prompt, lesson, thinking=True)])
-    assert found.thoughts.item() == pytest.approx(
+    found = student.compare(Sample(prompt, lesson, thinking=True))
+    assert found.thought.item() == pytest.approx(
         divergence_by_definition(tiny_network, student, prompt, thought, teacher), rel=1e-3
     )
     answer = (lesson.answer.states @ student._head.T).softmax(-1)
-    assert found.answers.item() == pytest.approx(
+    assert found.answer.item() == pytest.approx(
         divergence_by_definition(tiny_network, student, prompt + thought, lesson.answer.tokens, answer), rel=1e-3
     )
 
 
-def test_samples_in_a_batch_do_not_see_each_other(student: Student, lesson: Lesson) -> None:
-    """Padding beside a longer sample changes nothing: the batch's divergence is the mean of the single ones."""
-    samples = [Sample([1, USER, 12], lesson, thinking=True), Sample([1, USER, THINK_END], lesson, thinking=False)]
-    single = [student.compare([sample]) for sample in samples]
-    both = student.compare(samples)
-    assert both.answers.item() == pytest.approx(sum(each.answers.item() for each in single) / 2, rel=1e-4)
-    assert both.thoughts.item() == pytest.approx(single[0].thoughts.item() / 2, rel=1e-4)
-
-
 def test_only_the_rows_learn(student: Student, lesson: Lesson, tiny_network: LlamaModel) -> None:
     """A gradient reaches the learned rows and no weight of the network."""
-    loss = student.compare([Sample([1, USER, 12], lesson, thinking=True)])
-    (loss.answers + loss.thoughts).backward()
+    loss = student.compare(Sample([1, USER, 12], lesson, thinking=True))
+    (loss.answer + loss.thought).backward()
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in student.parameters())
     assert all(parameter.grad is None for parameter in tiny_network.parameters())
 

@@ -141,7 +141,7 @@ def test_decoding_gives_the_text_back(text: str, tokenizer: Tokenizer) -> None:
 
 def test_agrees_with_the_conversion_of_transformers(original_tokenizer: Tokenizer, description: Converted) -> None:
     """The loader of transformers reads the same GGUF file on its own and encodes the corpus alike, rare numerals apart."""
-    from transformers import AutoTokenizer  # noqa: PLC0415  # seconds to import
+    from transformers import AutoTokenizer  # seconds to import
 
     path = source.locate(description.source)
     theirs = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
