@@ -62,7 +62,15 @@ def find_checkpoint(plan: Plan, report: Callable[[str], None]) -> Path:
                 where="key model.path",
                 remedy="set it to the directory of the checkpoint",
             )
-        return prepare_model(cast("ModelName", description.name), Path(plan.cache_dir) / "models", report=report).path
+        cache = Path(plan.cache_dir) / "models"
+        try:
+            return prepare_model(cast("ModelName", description.name), cache, report=report).path
+        except OSError as error:
+            raise InputError(
+                f"the model cannot be prepared there ({error.strerror})",
+                where=f"{cache}, key node.cache_dir",
+                remedy="make room there for this user, or set another directory",
+            ) from None
     checkpoint = description if isinstance(description, Checkpoint) else None
     problems = verify_model(Path(plan.model.checkpoint), checkpoint=checkpoint)
     if problems:
