@@ -1,0 +1,162 @@
+"""The candidate scheme in the engine's decode and verify: the source publishes a block list, consumers score that alone.
+
+Both sides are hooked together: the published object has no dense mask, which the engine's consumer would need.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dsv41_kernels.engine import import_engine
+from dsv41_kernels.ops.candidate_scores.kernel import candidate_scores
+from dsv41_kernels.ops.candidates.kernel import candidates
+from dsv41_kernels.ops.index_scores.hooks import group_rows
+from dsv41_kernels.ops.index_scores.kernel import index_scores
+from dsv41_kernels.plugin.integration import Call, Default, Hook, Integration, Original
+from dsv41_kernels.plugin.modes import Mode
+
+if TYPE_CHECKING:
+    from dsv41_kernels.op import Capability
+
+_BACKEND = "srt.layers.attention.dsv4.v41_indexer.dense_blocks"
+
+
+def _operands(backend: Any, inputs: Any) -> dict[str, Any] | None:
+    """Arguments that our scorers share, from the engine's decode inputs; None when no row sees anything yet."""
+    rows, ratio, table = inputs.req_rows.shape[0], inputs.compress_ratio, backend.req_to_token
+    if rows == 0 or _capacity(backend, inputs) == 0:
+        return None
+    positions, indexer = inputs.positions, inputs.indexer
+    return {
+        "query": indexer.queries(inputs.q_lora, inputs.freqs_cis[positions]).contiguous(),
+        "weight": indexer.head_weights(inputs.x).contiguous(),
+        "request": inputs.req_rows.contiguous(),
+        "table": table,
+        "length": ((positions + 1) // ratio).to(torch.int32),
+        "keys": backend.token_to_kv_pool.get_index_k_with_scale_buffer(inputs.layer_id),
+        "ratio": ratio,
+    }
+
+
+def _capacity(backend: Any, inputs: Any) -> int:
+    """Compressed positions that a row can ever see: known from shapes, so it may size a captured graph."""
+    reserved: int = inputs.paged_metadata.max_compressed_seq_len
+    return min(reserved, int(backend.req_to_token.shape[1]) // int(inputs.compress_ratio))
+
+
+def _output(inputs: Any, target: torch.Tensor) -> torch.Tensor:
+    """The part of the selection buffer that our kernel writes; the rest, if any, is padding and becomes -1."""
+    rows, topk = inputs.req_rows.shape[0], inputs.indexer.index_topk
+    if target.shape != (rows, topk):
+        target.fill_(-1)
+    return target[:rows, :topk]
+
+
+def _publish(backend: Any, inputs: Any, target: torch.Tensor) -> torch.Tensor | None:
+    """Score everything, select into `target`, return the blocks."""
+    operands = _operands(backend, inputs)
+    if operands is None:
+        target.fill_(-1)
+        return None
+    rows = operands["query"].shape[0]
+    full = index_scores(
+        **operands,
+        max_length=_capacity(backend, inputs),
+        group_rows=group_rows(rows, getattr(inputs.paged_metadata, "rows_per_request", 1)),
+    )
+    selected = candidates(
+        full["scores"],
+        full["maxima"],
+        operands["length"],
+        operands["request"],
+        operands["table"],
+        ratio=operands["ratio"],
+        count=backend.topk_blocks,
+        topk=inputs.indexer.index_topk,
+        slots=_output(inputs, target),
+    )
+    return selected["blocks"]
+
+
+def _consume(backend: Any, inputs: Any, blocks: torch.Tensor | None, target: torch.Tensor) -> None:
+    """Score the published blocks and select into `target`."""
+    operands = _operands(backend, inputs)
+    if operands is None or blocks is None:
+        target.fill_(-1)
+        return
+    candidate_scores(**operands, blocks=blocks, topk=inputs.indexer.index_topk, slots=_output(inputs, target))
+
+
+def run_publish(_original: Original, call: Call) -> Any:
+    """`publish_decode`."""
+    backend, inputs = call.arguments["self"], call.arguments["inputs"]
+    blocks = _publish(backend, inputs, inputs.out_page_indices)
+    return None if blocks is None else import_engine(f"sglang.{_BACKEND}").BlockIds(blocks=blocks)
+
+
+def run_consume(_original: Original, call: Call) -> None:
+    """`consume_decode`."""
+    backend, inputs, published = (call.arguments[name] for name in ("self", "inputs", "published"))
+    _consume(backend, inputs, None if published is None else published.blocks, inputs.out_page_indices)
+
+
+def _ascending(blocks: torch.Tensor, count: int) -> torch.Tensor:
+    """The engine's unordered block list as ours: ascending, -1 last, `count` wide."""
+    last = torch.iinfo(torch.int32).max
+    ordered = blocks.masked_fill(blocks < 0, last).sort(dim=1).values.to(torch.int32)
+    ordered = torch.nn.functional.pad(ordered, (0, count - ordered.shape[1]), value=last)
+    return ordered.masked_fill(ordered == last, -1).contiguous()
+
+
+def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Share of the engine's selected slots that ours does not have. Its scores are rounded to bfloat16: some differ."""
+    wanted = int((theirs >= 0).sum())
+    common = sum(int(torch.isin(a, b[b >= 0]).sum()) for a, b in zip(ours, theirs, strict=True))
+    return 1 - common / wanted if wanted else float((ours >= 0).any())
+
+
+def compare_publish(original: Original, call: Call) -> tuple[Any, float]:
+    """The engine publishes; ours selects into a buffer of its own."""
+    backend, inputs = call.arguments["self"], call.arguments["inputs"]
+    theirs = original(*call.args, **call.kwargs)
+    target = torch.empty_like(inputs.out_page_indices)
+    _publish(backend, inputs, target)
+    return theirs, _difference(target, inputs.out_page_indices)
+
+
+def compare_consume(original: Original, call: Call) -> tuple[None, float]:
+    """The engine consumes what it published; ours does too, into a buffer of its own."""
+    backend, inputs, published = (call.arguments[name] for name in ("self", "inputs", "published"))
+    original(*call.args, **call.kwargs)
+    target = torch.empty_like(inputs.out_page_indices)
+    blocks = None if published is None else _ascending(published.blocks, backend.topk_blocks)
+    _consume(backend, inputs, blocks, target)
+    return None, _difference(target, inputs.out_page_indices)
+
+
+def _default(capability: Capability) -> Default:
+    if capability == (9, 0):
+        return Default(
+            Mode.OFF, "H200: consumer 4x at 128K, 29x at 1M, verify 116x (RESULTS.md); not yet run in the engine"
+        )
+    return Default(Mode.OFF, "the engine has a sparse table of its own, or this GPU is not measured (RESULTS.md)")
+
+
+INTEGRATION = Integration(
+    op="candidate_scores",
+    stock="dense scores under a mask over the context, top-k v2",
+    hooks=(
+        Hook(f"{_BACKEND}.DenseBlocksBackend.publish_decode", ("self", "inputs"), run_publish, compare_publish),
+        Hook(
+            f"{_BACKEND}.DenseBlocksBackend.consume_decode",
+            ("self", "inputs", "published"),
+            run_consume,
+            compare_consume,
+        ),
+    ),
+    default=_default,
+    check="verify of 6",
+    tolerance=5e-2,
+)

@@ -1,0 +1,162 @@
+"""Index scores in the engine: its paged scorer for decode and verify, and the per-request scores of prefill."""
+
+from __future__ import annotations
+
+import contextvars
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dsv41_kernels.check import relative_error
+from dsv41_kernels.engine import import_engine
+from dsv41_kernels.ops.index_scores.kernel import CONFIGS, index_scores, split_rows
+from dsv41_kernels.plugin.integration import Call, Default, Hook, Integration, Original
+from dsv41_kernels.plugin.modes import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dsv41_kernels.op import Capability
+
+_SCORING = "srt.layers.attention.dsv4.v41_indexer.scoring"
+_PREFILL_ROWS = 8
+_SCORE_BUDGET = 1 << 30
+"""Bytes of scores that one chunk of prefill rows may take, the engine's own limit for its chunks."""
+
+_rows_per_request: contextvars.ContextVar[int] = contextvars.ContextVar("rows_per_request", default=1)
+
+
+def group_rows(rows: int, rows_per_request: int) -> int:
+    """Rows that share the keys: those of one request in verify, if the kernel has a configuration for them, else one."""
+    return rows_per_request if rows_per_request in CONFIGS and rows % rows_per_request == 0 else 1
+
+
+def run_decode_scores(original: Original, call: Call) -> Any:
+    """`decode_scores` as it is; what it calls below learns how many rows a request has, which its own arguments do not say."""
+    metadata = call.arguments["inputs"].paged_metadata
+    token = _rows_per_request.set(getattr(metadata, "rows_per_request", 1))
+    try:
+        return original(*call.args, **call.kwargs)
+    finally:
+        _rows_per_request.reset(token)
+
+
+def run_paged(original: Original, call: Call) -> Any:
+    """`fp4_index_logits_paged`. Calls under a mask stay with the engine: `candidate_scores` replaces their caller."""
+    given = call.arguments
+    if given["candidate_mask"] is not None:
+        return original(*call.args, **call.kwargs)
+    return index_scores(
+        given["q"].contiguous(),
+        given["weights"].contiguous(),
+        given["req"].contiguous(),
+        given["req_table"],
+        given["lens"].to(torch.int32).contiguous(),
+        given["table"],
+        ratio=given["ratio"],
+        max_length=given["max_len"],
+        group_rows=group_rows(len(given["q"]), _rows_per_request.get()),
+    )["scores"]
+
+
+def compare_paged(original: Original, call: Call) -> tuple[Any, float]:
+    """The error of ours against the engine's over what each row sees."""
+    theirs = original(*call.args, **call.kwargs)
+    ours = run_paged(original, call)
+    column = torch.arange(theirs.shape[1], device=theirs.device)
+    seen = column[None, :] < call.arguments["lens"][:, None]
+    seen &= torch.isfinite(theirs)
+    return theirs, relative_error(ours[seen], theirs[seen])
+
+
+def run_prefill(original: Original, call: Call) -> Iterator[tuple[Any, Iterator[Any]]]:
+    """`prefill_requests`: the same requests and chunks, scored without dequantising keys and without waiting for the device.
+
+    A context-parallel rank's rows are not known here and stay with the engine.
+    """
+    inputs = call.arguments["inputs"]
+    if inputs.req_rows is None or inputs.rows_per_request is None:
+        yield from original(*call.args, **call.kwargs)
+        return
+    scoring = import_engine(f"sglang.{_SCORING}")
+    ratio, indexer, positions = inputs.compress_ratio, inputs.indexer, inputs.positions
+    inputs.reset_outputs()
+    query = indexer.queries(inputs.q_lora, inputs.freqs_cis[positions]).contiguous()
+    weight = indexer.head_weights(inputs.x).contiguous()
+    lengths = ((positions + 1) // ratio).to(torch.int32)
+    keys = call.arguments["token_to_kv_pool"].get_index_k_with_scale_buffer(inputs.layer_id)
+    visible = [tokens // ratio for tokens in inputs.seq_lens_cpu]
+    first_rows = itertools.accumulate(inputs.rows_per_request, initial=0)
+    first_columns = itertools.accumulate(visible, initial=0)
+    for first_row, rows, first_column, count in zip(
+        first_rows, inputs.rows_per_request, first_columns, visible, strict=False
+    ):
+        if rows == 0 or count == 0:
+            continue
+        slots = inputs.k_slots[first_column : first_column + count]
+        tokens = torch.arange(first_row, first_row + rows, device=positions.device)
+        columns = torch.arange(count, device=positions.device)
+        request = scoring.RequestScores(
+            lc=count,
+            k=min(indexer.index_topk, count),
+            columns=columns,
+            tok=tokens,
+            lens=lengths[first_row : first_row + rows],
+            slots=slots,
+        )
+        yield request, _score_chunks(scoring.ChunkScores, request, query, weight, keys)
+
+
+def _score_chunks(
+    chunk_type: type, request: Any, query: torch.Tensor, weight: torch.Tensor, keys: torch.Tensor
+) -> Iterator[Any]:
+    """Chunks of one request's rows; -inf beyond each row's length, as the engine's consumers expect."""
+    table = request.slots.to(torch.int32)[None, :]
+    rows = request.tok.shape[0]
+    step = max(_PREFILL_ROWS, _SCORE_BUDGET // (4 * request.lc))
+    for start in range(0, rows, step):
+        part = slice(start, min(start + step, rows))
+        count = part.stop - part.start
+        tokens, length = request.tok[part], request.lens[part]
+        scores = index_scores(
+            query[tokens],
+            weight[tokens],
+            torch.zeros(count, dtype=torch.int32, device=query.device),
+            table,
+            length.contiguous(),
+            keys,
+            ratio=1,  # the table holds cache slots already
+            max_length=request.lc,
+            group_rows=_PREFILL_ROWS,
+            starts=split_rows([count], _PREFILL_ROWS, query.device),
+        )["scores"]
+        scores.masked_fill_(request.columns[None, :] >= length[:, None], -torch.inf)
+        yield chunk_type(rows=part, tok=tokens, lens=length, scores=scores)
+
+
+def _default(capability: Capability) -> Default:
+    if capability == (9, 0):
+        return Default(
+            Mode.OFF,
+            "H200: decode 1.4x at 4K, 7x at 128K, 13x at 1M, verify 9x to 25x, prefill 10x (RESULTS.md); not yet run in the engine",
+        )
+    return Default(Mode.OFF, "the engine scores with DeepGEMM, or this GPU is not measured (RESULTS.md)")
+
+
+_INDEXER = "kernels.ops.attention.dsv4.fp4_indexer"
+_DECODE = ("inputs", "token_to_kv_pool", "req_to_token", "candidate_mask", "compute_topk_plan")
+_PAGED = ("q", "weights", "req", "req_table", "lens", "table", "page_size", "max_len", "ratio", "candidate_mask")
+
+INTEGRATION = Integration(
+    op="index_scores",
+    stock="fp4_index_logits_paged (Triton); prefill_requests (torch)",
+    hooks=(
+        Hook(f"{_SCORING}.decode_scores", _DECODE, run_decode_scores, gate=True),
+        Hook(f"{_INDEXER}.fp4_index_logits_paged", _PAGED, run_paged, compare_paged),
+        Hook(f"{_SCORING}.prefill_requests", ("inputs", "token_to_kv_pool"), run_prefill),
+    ),
+    default=_default,
+    check="verify of 6 across a page, ratio 2",
+    tolerance=2e-2,
+)

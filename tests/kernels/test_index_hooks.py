@@ -1,0 +1,222 @@
+"""The index ops behind the engine's functions: same arguments in, same buffers and objects out."""
+
+import inspect
+import itertools
+import types
+import warnings
+
+import pytest
+import torch
+
+pytest.importorskip("sglang", reason="the engine is not installed: pip install -e .[engine]")
+
+from dsv41_kernels.ops.candidate_scores import hooks as candidate_hooks
+from dsv41_kernels.ops.candidates import reference as selection
+from dsv41_kernels.ops.index_scores import hooks, reference, scene
+
+CPU = torch.device("cpu")
+TOPK = 64
+COUNT = 128
+
+
+@pytest.fixture(scope="module")
+def scoring() -> types.ModuleType:
+    """The engine's scoring module; its import warns about absent accelerators."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from sglang.srt.layers.attention.dsv4.v41_indexer import scoring
+    return scoring
+
+
+def call(function, *args, **kwargs) -> inspect.BoundArguments:
+    """A call of an engine function as the plugin hands it over."""
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound
+
+
+def refuse(*_: object, **__: object) -> None:
+    """An original that must not be reached."""
+    pytest.fail("the engine's path was called")
+
+
+class Indexer:
+    """The engine's indexer with queries and weights given beforehand."""
+
+    index_topk = TOPK
+
+    def __init__(self, inputs: dict):
+        self.inputs = inputs
+
+    def queries(self, *_: object) -> torch.Tensor:
+        return self.inputs["query"]
+
+    def head_weights(self, _: object) -> torch.Tensor:
+        return self.inputs["weight"]
+
+    def scores(self, query: torch.Tensor, keys: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        products = torch.einsum("bhd,nd->bhn", query.float(), keys.float()).relu()
+        return (products * weight.float()[:, :, None]).sum(dim=1)
+
+
+def decode_case(newest: list[int], rows: int, ratio: int, spare_rows: int = 0):
+    """A backend and decode inputs as the engine's attention backend makes them, and the same for the reference."""
+    lengths = [scene.consecutive_lengths(length, rows, ratio) for length in newest]
+    inputs = scene.make_scene(lengths, ratio=ratio, heads=16, max_length=1300, device=CPU, seed=5)
+    count = sum(len(request) for request in lengths)
+    positions = torch.cat(
+        [torch.arange(length * ratio - rows, length * ratio) for length in newest]
+    )  # the newest token completes the newest position
+    backend = types.SimpleNamespace(
+        req_to_token=inputs["table"],
+        token_to_kv_pool=types.SimpleNamespace(get_index_k_with_scale_buffer=lambda _: inputs["keys"]),
+        topk_blocks=COUNT,
+    )
+    engine_inputs = types.SimpleNamespace(
+        indexer=Indexer(inputs),
+        layer_id=20,
+        compress_ratio=ratio,
+        freqs_cis=torch.zeros(8000, 1),
+        x=None,
+        q_lora=None,
+        positions=positions,
+        req_rows=inputs["request"],
+        paged_metadata=types.SimpleNamespace(max_compressed_seq_len=1300, rows_per_request=rows),
+        out_page_indices=torch.full((count + spare_rows, TOPK), 77, dtype=torch.int32),
+    )
+    return backend, engine_inputs, inputs
+
+
+@pytest.mark.usefixtures("scoring")
+@pytest.mark.parametrize(("rows", "ratio"), [(1, 1), (6, 1), (6, 2)])
+def test_source_and_consumer_fill_the_engines_buffers(rows: int, ratio: int):
+    """Decode and verify: slots as the float64 reference selects them, spare rows of a captured graph -1, consumer likewise."""
+    from sglang.srt.layers.attention.dsv4.v41_indexer.dense_blocks import DenseBlocksBackend
+
+    backend, engine_inputs, inputs = decode_case([1100] if rows > 1 else [1100, 40], rows, ratio, spare_rows=2)
+    published = candidate_hooks.run_publish(refuse, call(DenseBlocksBackend.publish_decode, backend, engine_inputs))
+    full = reference.index_scores(**inputs, ratio=ratio, max_length=1300)
+    shared = {name: inputs[name] for name in ("length", "request", "table")}
+    expected = selection.candidates(**full, **shared, ratio=ratio, count=COUNT, topk=TOPK)
+    total = len(inputs["length"])
+    assert torch.equal(published.blocks, expected["blocks"])
+    assert torch.equal(engine_inputs.out_page_indices[:total], expected["slots"])
+    assert (engine_inputs.out_page_indices[total:] == -1).all()
+    engine_inputs.out_page_indices.fill_(77)
+    candidate_hooks.run_consume(refuse, call(DenseBlocksBackend.consume_decode, backend, engine_inputs, published))
+    assert torch.equal(engine_inputs.out_page_indices[:total], expected["slots"])
+    assert (engine_inputs.out_page_indices[total:] == -1).all()
+
+
+@pytest.mark.usefixtures("scoring")
+def test_nothing_to_score_leaves_an_empty_selection():
+    """No capacity: nothing is published, the whole buffer is -1, and a consumer of nothing does the same."""
+    from sglang.srt.layers.attention.dsv4.v41_indexer.dense_blocks import DenseBlocksBackend
+
+    backend, engine_inputs, _ = decode_case([40], 1, 1)
+    engine_inputs.paged_metadata.max_compressed_seq_len = 0
+    assert candidate_hooks.run_publish(refuse, call(DenseBlocksBackend.publish_decode, backend, engine_inputs)) is None
+    assert (engine_inputs.out_page_indices == -1).all()
+    engine_inputs.out_page_indices.fill_(77)
+    candidate_hooks.run_consume(refuse, call(DenseBlocksBackend.consume_decode, backend, engine_inputs, None))
+    assert (engine_inputs.out_page_indices == -1).all()
+
+
+def test_verify_rows_share_their_keys(scoring: types.ModuleType, monkeypatch: pytest.MonkeyPatch):
+    """What `decode_scores` knows of rows per request reaches the scorer below it, and is forgotten afterwards."""
+    from sglang.kernels.ops.attention.dsv4 import fp4_indexer
+
+    _, engine_inputs, inputs = decode_case([70, 66], 6, 1)
+    paged = call(
+        fp4_indexer.fp4_index_logits_paged,
+        inputs["query"],
+        inputs["weight"],
+        inputs["request"],
+        inputs["table"],
+        inputs["length"],
+        inputs["keys"],
+        64,
+        128,
+        1,
+    )
+    groups = []
+    scorer = hooks.index_scores
+    monkeypatch.setattr(
+        hooks, "index_scores", lambda *args, **kwargs: groups.append(kwargs["group_rows"]) or scorer(*args, **kwargs)
+    )
+    decode = call(scoring.decode_scores, inputs=engine_inputs, token_to_kv_pool=None, req_to_token=inputs["table"])
+    scores = hooks.run_decode_scores(lambda **_: hooks.run_paged(refuse, paged), decode)
+    hooks.run_paged(refuse, paged)
+    assert groups == [6, 1]
+    expected = reference.index_scores(**inputs, ratio=1, max_length=128)["scores"]
+    seen = ~expected.isnan()
+    torch.testing.assert_close(scores.double()[seen], expected[seen], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("scoring")
+def test_masked_scores_stay_with_the_engine():
+    """A call under a candidate mask is passed on with its arguments."""
+    from sglang.kernels.ops.attention.dsv4 import fp4_indexer
+
+    _, _, inputs = decode_case([70], 1, 1)
+    mask = torch.ones(1, 128, dtype=torch.bool)
+    operands = [inputs[name] for name in ("query", "weight", "request", "table", "length", "keys")]
+    paged = call(fp4_indexer.fp4_index_logits_paged, *operands, 64, 128, 1, mask)
+    received = hooks.run_paged(lambda *args, **_: args, paged)
+    assert received[-1] is mask
+
+
+@pytest.mark.parametrize("ratio", [1, 2])
+def test_prefill_yields_what_the_engine_yields(scoring: types.ModuleType, monkeypatch: pytest.MonkeyPatch, ratio: int):
+    """Requests, chunks and scores against the engine's own generator, with a request that sees nothing and small chunks."""
+    tokens, rows = ([140, 33], [70, 5]) if ratio == 1 else ([280, 1, 66], [70, 1, 5])
+    newest = [t // ratio for t in tokens]
+    lengths = [scene.consecutive_lengths(n, r, ratio) for n, r in zip(newest, rows, strict=True)]
+    inputs = scene.make_scene(lengths, ratio=ratio, heads=16, max_length=160, device=CPU, seed=6)
+    first = list(itertools.accumulate(rows, initial=0))[:-1]
+    owners = inputs["request"][first]
+    slots = [
+        reference.slots_of(inputs["table"], owner, torch.arange(n), ratio)
+        for owner, n in zip(owners, newest, strict=True)
+    ]
+    keys = inputs["keys"]
+    pool = types.SimpleNamespace(
+        get_index_k_with_scale_buffer=lambda _: keys,
+        get_low_ratio_index_k_dequant=lambda _, index: reference.layout.read(
+            reference.layout.INDEX_KEY, keys, 64, index
+        ),
+    )
+    resets = []
+    prefill = types.SimpleNamespace(
+        indexer=Indexer(inputs),
+        layer_id=2,
+        compress_ratio=ratio,
+        freqs_cis=torch.zeros(400, 1),
+        x=None,
+        q_lora=None,
+        positions=torch.cat([torch.arange(t - r, t) for t, r in zip(tokens, rows, strict=True)]),
+        req_rows=inputs["request"],
+        req_pool_indices=owners,
+        k_slots=torch.cat(slots),
+        seq_lens_cpu=tokens,
+        rows_per_request=rows,
+        rows_per_request_device=None,
+        reset_outputs=lambda: resets.append(1),
+    )
+    monkeypatch.setattr(hooks, "_SCORE_BUDGET", 4 * 140 * 32)
+    bound = call(scoring.prefill_requests, inputs=prefill, token_to_kv_pool=pool)
+    theirs = [
+        (request, list(chunks)) for request, chunks in scoring.prefill_requests(inputs=prefill, token_to_kv_pool=pool)
+    ]
+    ours = [(request, list(chunks)) for request, chunks in hooks.run_prefill(refuse, bound)]
+    assert len(resets) == 2
+    assert len(ours) == len(theirs) == 2  # a request that sees nothing is left out
+    for (mine, my_chunks), (other, other_chunks) in zip(ours, theirs, strict=True):
+        assert (mine.lc, mine.k) == (other.lc, other.k)
+        for name in ("columns", "tok", "lens", "slots"):
+            assert torch.equal(getattr(mine, name).long(), getattr(other, name).long()), name
+        assert torch.equal(
+            torch.cat([chunk.tok for chunk in my_chunks]), torch.cat([chunk.tok for chunk in other_chunks])
+        )
+        mine_scores, other_scores = (torch.cat([c.scores for c in chunks]) for chunks in (my_chunks, other_chunks))
+        torch.testing.assert_close(mine_scores, other_scores, rtol=1e-4, atol=1e-5)
