@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from dsv41_serving.contract.deployment import Deployment
 
 Verdict = Literal["pass", "MISS", "skip"]
-Need = Literal["anything", "answers", "engines"]
-DEADLINE_S = 60.0
+Need = Literal["answers", "engines", "router"]
+DEADLINE_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,16 @@ class Clause:
     name: str
     statement: str
     check: Check
-    needs: Need
-    """`answers`: the server completes chats by itself; `engines`: an SGLang server may be asked directly."""
+    needs: tuple[Need, ...]
+    """`answers`: the server completes chats by itself; `engines`: SGLang servers may be asked directly; `router`: it is one."""
     alone: bool
     """Whether no other clause may run meanwhile: the check compares texts, counters or times."""
 
     async def judge(self, deployment: Deployment) -> Outcome:
         """Run the check within its deadline; a request that fails is a miss."""
-        lacking = _lacks(deployment, self.needs)
-        if lacking:
-            return Outcome("skip", self.statement, lacking)
+        for need in self.needs:
+            if lacking := _lacks(deployment, need):
+                return Outcome("skip", self.statement, lacking)
         try:
             async with asyncio.timeout(DEADLINE_S):
                 return await self.check(deployment)
@@ -59,7 +59,7 @@ class Clause:
             return Outcome("MISS", self.statement, f"no end within {DEADLINE_S:.0f} s")
 
 
-def clause(name: str, *, needs: Need = "answers", alone: bool = False) -> Callable[[Check], Clause]:
+def clause(name: str, *, needs: tuple[Need, ...] = ("answers",), alone: bool = False) -> Callable[[Check], Clause]:
     """Make a clause of a check; the first line of its docstring is the statement."""
 
     def make(check: Check) -> Clause:
@@ -88,6 +88,8 @@ def cannot(deployment: Deployment, expected: str, reason: str) -> Outcome:
 def _lacks(deployment: Deployment, need: Need) -> str:
     if need == "answers" and not deployment.answers:
         return f"a {deployment.front.kind} server does not answer alone; ask the router"
+    if need == "router" and deployment.front.kind != "router":
+        return "this is not a router"
     if need == "engines" and not deployment.engines:
         return "no SGLang server behind this address is known; run it against the plan, or with the --url of an engine"
     return ""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dsv41_serving.plan.model import Plan
     from dsv41_serving.spec.model import Contract
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 QUESTION = ({"role": "user", "content": "What is the capital of France?"},)
 PLAIN: dict[str, Any] = {"chat_template_kwargs": {"thinking": False}}
 """What makes any request answer at once."""

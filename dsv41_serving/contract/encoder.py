@@ -93,7 +93,8 @@ def _to_reference(request: Mapping[str, Any], *, thinking: bool, effort: str) ->
     """Return the body in the reference's own dialect, and the effort as a number from 1 to 100 where it is one.
 
     Departures of SGLang 0.5.23 from the reference: a required or named tool choice renders as `auto`, because its grammar
-    makes the model open the block of calls; a last assistant message that is not continued is rendered as a user's.
+    makes the model open the block of calls; with a named one the other tools are not shown; a last assistant message that
+    is not continued is rendered as a user's.
     """
     options = dict(request.get("chat_template_kwargs") or {})
     level = options.get("reasoning_effort", request.get("reasoning_effort"))
@@ -106,7 +107,7 @@ def _to_reference(request: Mapping[str, Any], *, thinking: bool, effort: str) ->
     if request.get("response_format") is not None:
         body["response_format"] = request["response_format"]
     if request.get("tools") and request.get("tool_choice") != "none":
-        body |= {"tools": request["tools"], "tool_choice": "auto"}
+        body |= {"tools": _shown_tools(request), "tool_choice": "auto"}
     _mark_last(body["messages"], continued=bool(request.get("continue_final_message")))
     if level in (None, "none"):
         level = effort or None
@@ -116,6 +117,13 @@ def _to_reference(request: Mapping[str, Any], *, thinking: bool, effort: str) ->
     elif level is not None:
         body["reasoning_effort"] = level
     return body, budget
+
+
+def _shown_tools(request: Mapping[str, Any]) -> list[Any]:
+    choice = request.get("tool_choice")
+    if not isinstance(choice, dict):
+        return list(request["tools"])
+    return [tool for tool in request["tools"] if tool["function"]["name"] == choice["function"]["name"]]
 
 
 def _asks_thinking(request: Mapping[str, Any], options: Mapping[str, Any], level: object, *, default: bool) -> bool:

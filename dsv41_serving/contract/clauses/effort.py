@@ -36,7 +36,7 @@ async def effort_levels(deployment: Deployment) -> Outcome:
     )
 
 
-@clause("effort-rendered", needs="engines")
+@clause("effort-rendered", needs=("engines",))
 async def effort_rendered(deployment: Deployment) -> Outcome:
     """The effort stands in the prompt of every engine: the default, each level, and a number."""
     default = deployment.contract.reasoning_effort

@@ -11,19 +11,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dsv41_serving.contract.clause import Outcome
-    from dsv41_serving.contract.deployment import Deployment
+    from dsv41_serving.contract.deployment import Deployment, Server
 
 NOT_FOUND = 404
 FALLBACK_CONTEXT = 8192
 
 
-@clause("error-model", needs="anything")
+@clause("error-model", needs=())
 async def error_model(deployment: Deployment) -> Outcome:
-    """An unknown model is refused, by the router and by an engine."""
-    return await _refused(deployment, deployment.body(model="no-such-model", max_tokens=1), "no-such-model")
+    """An unknown model is refused with its name, here and by every engine."""
+    body = deployment.body(model="no-such-model", max_tokens=1)
+    behind = [engine for engine in deployment.engines if engine != deployment.front]
+    outcomes = [await _refused(deployment, body, "no-such-model", server) for server in (deployment.front, *behind)]
+    return next((outcome for outcome in outcomes if outcome.verdict == "MISS"), outcomes[0])
 
 
-@clause("error-length", needs="anything")
+@clause("error-length", needs=())
 async def error_length(deployment: Deployment) -> Outcome:
     """A prompt longer than the context is refused, not cut."""
     entry = (await deployment.get_json("/v1/models"))["data"][0]
@@ -32,20 +35,20 @@ async def error_length(deployment: Deployment) -> Outcome:
     return await _refused(deployment, deployment.body(messages=[{"role": "user", "content": text}], max_tokens=1))
 
 
-@clause("error-json", needs="anything")
+@clause("error-json", needs=())
 async def error_json(deployment: Deployment) -> Outcome:
     """A body that is not JSON is refused."""
     return await _refused(deployment, b'{"model": ')
 
 
-@clause("error-tool-schema", needs="anything")
+@clause("error-tool-schema", needs=())
 async def error_tool_schema(deployment: Deployment) -> Outcome:
     """A tool whose schema is none is refused."""
     tool = {"type": "function", "function": {"name": "broken", "parameters": {"type": "nonsense"}}}
     return await _refused(deployment, deployment.body(tools=[tool], max_tokens=1))
 
 
-@clause("error-image", needs="anything")
+@clause("error-image", needs=())
 async def error_image(deployment: Deployment) -> Outcome:
     """Images are refused unless the table passes them on."""
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
@@ -62,7 +65,7 @@ async def error_image(deployment: Deployment) -> Outcome:
     return await _refused(deployment, body)
 
 
-@clause("error-stream", needs="anything")
+@clause("error-stream", needs=())
 async def error_stream(deployment: Deployment) -> Outcome:
     """A stream that cannot begin is a 4xx that names the reason, not an open stream."""
     response = await deployment.post(
@@ -84,8 +87,10 @@ async def _ask_engines(deployment: Deployment) -> int:
     return 0
 
 
-async def _refused(deployment: Deployment, body: Mapping[str, Any] | bytes, names: str = "") -> Outcome:
-    response = await deployment.post("/v1/chat/completions", body)
+async def _refused(
+    deployment: Deployment, body: Mapping[str, Any] | bytes, names: str = "", server: Server | None = None
+) -> Outcome:
+    response = await deployment.post("/v1/chat/completions", body, server)
     try:
         shaped = is_openai_error(response.json())
     except ValueError:
@@ -94,7 +99,7 @@ async def _refused(deployment: Deployment, body: Mapping[str, Any] | bytes, name
         raise NoAnswerError(f"HTTP {response.status_code}: {response.text[:160]}")
     return judge(
         "4xx with error.message and error.type",
-        f"{response.status_code}: {' '.join(response.text.split())[:160]}",
+        f"{server.name + ' ' if server else ''}{response.status_code}: {' '.join(response.text.split())[:160]}",
         unless(response.is_client_error, "it was served"),
         unless(not response.is_client_error or shaped, "not in OpenAI's form"),
         unless(not response.is_client_error or names in response.text, f"it does not name '{names}'"),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 ROUTER_CACHE = "restart the router, it keeps the name a worker had when it registered: `systemctl restart dsv41-router`, or `dsv41 down` and `dsv41 up`"
 
 
-@clause("model-listed", needs="anything")
+@clause("model-listed", needs=())
 async def model_listed(deployment: Deployment) -> Outcome:
     """/v1/models lists the served name and no other, here and on every engine."""
     name = deployment.contract.served_model_name

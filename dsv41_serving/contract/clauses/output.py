@@ -72,7 +72,7 @@ async def stop(deployment: Deployment) -> Outcome:
 
 @clause("logprobs")
 async def logprobs(deployment: Deployment) -> Outcome:
-    """Asked for logprobs, an answer lists every token of the answer with the alternatives asked for; the most likely one comes first."""
+    """logprobs lists every token with the alternatives asked for, the most likely first."""  # noqa: D403 - a field's name
     reply = await deployment.chat(max_tokens=6, temperature=0, logprobs=True, top_logprobs=2, **PLAIN)
     entries = reply.first.logprobs
     spelt = "".join(entry["token"] for entry in entries)

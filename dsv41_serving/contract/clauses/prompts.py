@@ -26,7 +26,7 @@ CHOSEN = (
 )
 
 
-@clause("encoding", needs="engines")
+@clause("encoding", needs=("engines",))
 async def encoding(deployment: Deployment) -> Outcome:
     """Prompts of every engine are those of the golden encodings, character by character."""
     differing = []

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 CITIES = ("Paris", "Rome")
 ASK = ({"role": "user", "content": "What is the weather in Paris, and the time in Rome?"},)
 LONG_NOTE = (
-    'Zürich 東京 🎉 "quoted" back\\slash <b>&amp;</b>\n' + "A sentence that goes on and on, word after word. " * 5
+    'Zürich 東京 🎉 "quoted" back\\slash <b>&amp;</b>\n' + "A sentence that goes on and on, word after word. " * 12
 )
 LENGTH = 120
+LONG_LENGTH = 600
 
 
 def _tool(name: str, parameter: dict[str, Any], key: str = "city") -> dict[str, Any]:
@@ -100,7 +101,7 @@ async def tools_parallel(deployment: Deployment) -> Outcome:
 async def tools_stream(deployment: Deployment) -> Outcome:
     """Streamed arguments, long and beyond ASCII, concatenate to the JSON that was written."""
     text = write_calls(("write_note", {"text": LONG_NOTE}))
-    reply = await deployment.stream(messages=list(ASK), tools=[NOTE], max_tokens=400, **dictate(text), **PLAIN)
+    reply = await deployment.stream(messages=list(ASK), tools=[NOTE], max_tokens=LONG_LENGTH, **dictate(text), **PLAIN)
     choice, expected = reply.first, f"write_note with {len(LONG_NOTE)} characters in more than one chunk"
     if not choice.calls and not choice.leaks:
         return cannot(
