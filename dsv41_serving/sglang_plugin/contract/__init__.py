@@ -2,7 +2,7 @@
 
 The table `[contract]` of the node description reaches every engine as one environment variable. SGLang's own settings
 carry out what they can (parsers, thinking, sampling defaults); this package does the rest in one ASGI middleware in front
-of SGLang's application and three hooks behind it. SGLang loads it through the entry point `dsv41_contract` of the group
+of SGLang's application and a few hooks behind it. SGLang loads it through the entry point `dsv41_contract` of the group
 `sglang.srt.plugins`; `GET /contract` says that it is in force and with which values.
 
     plugin      entry point: reads the table, applies the hooks, stops the process when SGLang is not the one they fit

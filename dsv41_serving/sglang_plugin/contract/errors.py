@@ -24,21 +24,20 @@ MODEL_NOT_FOUND = "model_not_found"
 CONTEXT_LENGTH = "context_length_exceeded"
 BAD_TOOL_SCHEMA = "invalid_function_parameters"
 
-# What SGLang 0.5.23 says -> code and parameter. The first group of the pattern, where there is one, is the tool's index.
+# What SGLang 0.5.23 says -> code and parameter; {0} is the first group of the pattern.
 _KNOWN: tuple[tuple[re.Pattern[str], str, str | None], ...] = (
     (re.compile(r"is longer than the model's context length"), CONTEXT_LENGTH, "messages"),
     (re.compile(r"exceeds the model's maximum context length"), CONTEXT_LENGTH, "messages"),
-    (re.compile(r"^Tool (\d+) function has invalid 'parameters' schema"), BAD_TOOL_SCHEMA, "tools"),
-    (re.compile(r"^Tool (\d+) function 'parameters' schema is too deeply nested"), BAD_TOOL_SCHEMA, "tools"),
+    (re.compile(r"^Tool (\d+) function has invalid"), BAD_TOOL_SCHEMA, "tools[{0}].function.parameters"),
+    (re.compile(r"^Tool (\d+) function 'parameters' schema"), BAD_TOOL_SCHEMA, "tools[{0}].function.parameters"),
     (re.compile(r"^Tools? (cannot be empty|'.*' not found)"), INVALID_VALUE, "tool_choice"),
-    (re.compile(r"^Messages cannot be empty"), INVALID_VALUE, "messages"),
-    (re.compile(r"bootstrap room id"), INVALID_VALUE, None),
+    (re.compile(r"^([a-z_]+) must be "), INVALID_VALUE, "{0}"),
 )
 _BOOTSTRAP = re.compile(r"Disaggregated request received without bootstrap room id")
 _BOOTSTRAP_REMEDY = "this engine is one half of a prefill/decode pair; send requests to the router"
 _LONGEST_MESSAGE = 600
 # Names of pydantic's union members in an error location: classes, and tags such as `list[str]` or `function-after[...]`.
-_UNION_MEMBER = re.compile(r"^[A-Z]|[\[\(\-]|^(str|int|float|bool|dict|list|none)$")
+_UNION_MEMBER = re.compile(r"^[A-Z]|[\[\(]|^function-|^(str|int|float|bool|dict|list|none)$")
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def reshape(status: int, body: Any) -> dict[str, Any]:
     if found is not body and set(found) == {"message", "type", "param", "code"} and not isinstance(found["code"], int):
         return {"error": found}
     message = str(found.get("message") or found.get("detail") or HTTPStatus(status).phrase)
-    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+    if status != HTTPStatus.BAD_REQUEST:
         return describe(status, message)
     param, code = _recognise(message)
     if _BOOTSTRAP.search(message):
@@ -81,13 +80,17 @@ def reshape(status: int, body: Any) -> dict[str, Any]:
 
 
 def describe_validation(errors: Sequence[dict[str, Any]]) -> Refusal:
-    """Return the refusal for what pydantic found wrong in a request body; the first place counts."""
+    """Return the refusal for what pydantic found wrong in a request body; the first place counts.
+
+    A message is one of two models, and pydantic reports the errors of both; the wrong one always finds fault with the role.
+    """
     if not errors:
         return Refusal("the request is not valid")
-    first = errors[0]
+    elsewhere = [error for error in errors if error["loc"][-1] != "role"]
+    first = (elsewhere or errors)[0]
     param = _locate(first["loc"])
     same_place = [error for error in errors if _locate(error["loc"]) == param]
-    reasons = list(dict.fromkeys(str(error["msg"]).removeprefix("Value error, ") for error in same_place))
+    reasons = sorted({str(error["msg"]).removeprefix("Value error, ") for error in same_place})
     message = f"{param}: {' or '.join(reasons)}" if param else " or ".join(reasons)
     return Refusal(
         message[:_LONGEST_MESSAGE],
@@ -96,13 +99,11 @@ def describe_validation(errors: Sequence[dict[str, Any]]) -> Refusal:
     )
 
 
-def _recognise(message: str) -> tuple[str | None, str | None]:
+def _recognise(message: str) -> tuple[str | None, str]:
     for pattern, code, param in _KNOWN:
         found = pattern.search(message)
         if found:
-            if param == "tools":
-                return f"tools[{found[1]}].function.parameters", code
-            return param, code
+            return (param.format(*found.groups()) if param else None), code
     return None, INVALID_VALUE
 
 
@@ -112,6 +113,6 @@ def _locate(loc: Sequence[Any]) -> str:
     for part in loc:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part != "body" and not _UNION_MEMBER.search(str(part)):
+        elif part not in {"body", "header"} and not _UNION_MEMBER.search(str(part)):
             path += f".{part}" if path else str(part)
     return path

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Body = dict[str, Any]
 
 # What stands in `model` when the client sent none: SGLang's own default, and the word sglang-router 0.3.2 puts there.
-NO_MODEL = frozenset({None, "", "default", "unknown"})
+NO_MODEL = (None, "", "default", "unknown")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "latest_reminder")
 # Parameters of OpenAI's API that only concern its billing, storage, caching or speed: accepted, without effect.
 NO_EFFECT = frozenset(

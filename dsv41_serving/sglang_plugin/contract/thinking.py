@@ -7,6 +7,7 @@ Thinking: `thinking.type` (DeepSeek's API), `chat_template_kwargs.thinking` (SGL
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _TYPES = {"enabled": True, "adaptive": True, "disabled": False}
 _KWARGS = frozenset({"thinking", "enable_thinking", "reasoning_effort", "spaces_between_special_tokens"})
 _REASONING = frozenset({"effort", "enabled"})
-_NUMBER = re.compile(r"\d+(\.\d+)?")
+_NUMBER = re.compile(r"(0|[1-9]\d{0,2})(\.\d{1,6})?")
 _LOWEST, _HIGHEST = 1, 100
 
 Said = dict[str, Any]
@@ -119,7 +120,7 @@ def parse_effort(value: Any, param: str = "reasoning_effort") -> str | int:
     if isinstance(value, str):
         if value == "none" or value in EFFORT_BUDGETS:
             return value
-        number = float(value) if _NUMBER.fullmatch(value) else None
+        number = json.loads(value) if _NUMBER.fullmatch(value) else None
     if isinstance(number, float) and 0 <= number < 1:
         return max(_LOWEST, round(number * _HIGHEST))
     if isinstance(number, int | float) and not isinstance(number, bool) and number in range(_LOWEST, _HIGHEST + 1):
