@@ -126,6 +126,18 @@ def compare(golden: Golden, seen: Encoding, spell: Callable[[int], str], *, by: 
     return text
 
 
+def compare_with_encoder(golden: Golden, encoder: Encoder) -> list[str]:
+    """Return the diff between the file and what `encoder` makes of the conversation now; none when equal."""
+    from dsv41_serving.contract.encoder import Encoding  # noqa: PLC0415 - reading needs no encoder
+
+    now = encode_golden(golden, encoder)
+    if now.refused != golden.refused:
+        return [
+            f"{golden.name}: refused {golden.refused or 'no'!r} in the file, {now.refused or 'no'!r} by the encoder"
+        ]
+    return compare(golden, Encoding(now.text, now.token_ids), encoder.spell, by="encoder")
+
+
 def _describe_tokens(expected: tuple[int, ...], seen: tuple[int, ...], spell: Callable[[int], str], by: str) -> str:
     at = next(
         (i for i, pair in enumerate(zip(expected, seen, strict=False)) if pair[0] != pair[1]),
