@@ -373,6 +373,26 @@ def contract_check(  # noqa: PLR0917 - click passes every option
     sys.exit(EXIT_OK if all_kept(done.results) else EXIT_CHECK_FAILED)
 
 
+@contract.command("goldens")
+@click.option("--write", is_flag=True, help="Write what the encoder makes now into the files.")
+def contract_goldens(write: bool) -> None:  # noqa: FBT001
+    """Compare the golden encodings with the V4.1 encoder; exit 1 where they differ."""
+    from dsv41_serving.contract import goldens  # noqa: PLC0415
+
+    cases, encoder = goldens.read_goldens(), goldens.embedded_encoder()
+    if write:
+        changed = goldens.write_goldens(cases, encoder, goldens.directory())
+        for path in changed:
+            click.echo(f"wrote {path}")
+        click.echo(f"{len(changed)} of {len(cases)} files changed")
+        return
+    differing = [lines for lines in (goldens.compare_with_encoder(case, encoder) for case in cases) if lines]
+    for lines in differing:
+        click.echo("\n".join(lines))
+    click.echo(f"{len(cases) - len(differing)} of {len(cases)} conversations are encoded as in {goldens.directory()}")
+    sys.exit(EXIT_CHECK_FAILED if differing else EXIT_OK)
+
+
 def main() -> NoReturn:
     """Run the command line; every expected error is one line on stderr and a documented exit code."""
     try:
