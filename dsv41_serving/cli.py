@@ -393,6 +393,43 @@ def contract_goldens(write: bool) -> None:  # noqa: FBT001
     sys.exit(EXIT_CHECK_FAILED if differing else EXIT_OK)
 
 
+@contract.command("watch")
+@click.option("--once", is_flag=True, help="Look once; exit 1 on a miss or a drift.")
+@click.option(
+    "--interval", "interval_s", type=click.FloatRange(min=10), default=300.0, show_default=True, help="Seconds."
+)
+@click.option("--accept", is_flag=True, help="Take what is served now as what should be, for example after an upgrade.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per round.")
+@click.option("--api-key-file", type=click.Path(path_type=Path), help="File with the API key.")
+@click.pass_obj
+def contract_watch(  # noqa: PLR0917 - click passes every option
+    context: Context,
+    once: bool,  # noqa: FBT001
+    interval_s: float,
+    accept: bool,  # noqa: FBT001
+    as_json: bool,  # noqa: FBT001
+    api_key_file: Path | None,
+) -> None:
+    """Repeat a cheap part of the suite and say what drifted from what was served before."""
+    from dsv41_serving.contract.deployment import read_api_key  # noqa: PLC0415
+    from dsv41_serving.contract.watch import watch_contract  # noqa: PLC0415
+
+    made, _ = context.plan()
+    last = asyncio.run(
+        watch_contract(
+            made,
+            api_key=read_api_key(api_key_file, context.load().spec.router.api_key_credential),
+            interval_s=interval_s,
+            once=once,
+            accept=accept,
+            on_round=lambda done: click.echo(
+                json.dumps(done.as_json(), ensure_ascii=False) if as_json else "\n".join(done.as_lines())
+            ),
+        )
+    )
+    sys.exit(EXIT_OK if last.kept else EXIT_CHECK_FAILED)
+
+
 def main() -> NoReturn:
     """Run the command line; every expected error is one line on stderr and a documented exit code."""
     try:

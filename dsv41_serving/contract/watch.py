@@ -1,0 +1,154 @@
+"""`dsv41 contract watch`: a cheap part of the suite again and again, and what is served compared with what was.
+
+The first round that keeps every clause becomes the baseline. State lies in `state_dir/contract`: the baseline, the last
+round, and a Prometheus text file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsv41_serving.contract.deployment import of_plan, open_client
+from dsv41_serving.contract.fingerprint import (
+    UNKNOWN,
+    Drift,
+    Fingerprint,
+    compare_fingerprints,
+    digest,
+    take_fingerprint,
+)
+from dsv41_serving.contract.page import write_page
+from dsv41_serving.contract.report import as_line
+from dsv41_serving.contract.suite import Result, all_kept, choose, run_clauses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dsv41_serving.contract.deployment import Deployment
+    from dsv41_serving.plan.model import Plan
+
+INTERVAL_S = 300.0
+# Under 200 generated tokens together; encoding, engines-agree and the errors generate none.
+WATCHED = (
+    "model-listed",
+    "model-answers",
+    "thinking-default",
+    "thinking-off",
+    "encoding",
+    "temperature-default",
+    "tools-named",
+    "error-model",
+    "engines-agree",
+)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One look at the deployment."""
+
+    finished_at: float
+    """Unix seconds."""
+    seconds: float
+    generated_tokens: int
+    results: tuple[Result, ...]
+    fingerprint: Fingerprint
+    drift: tuple[Drift, ...]
+
+    @property
+    def kept(self) -> bool:
+        """Whether no clause was missed and nothing drifted."""
+        return all_kept(self.results) and not self.drift
+
+    def as_lines(self) -> list[str]:
+        """Return what a person should read: one line when all is well, else one per miss and per drift."""
+        misses = [as_line(result) for result in self.results if result.outcome.verdict == "MISS"]
+        lines = misses + [f"DRIFT {drift}" for drift in self.drift]
+        counted = f"{len(self.results) - len(misses)} of {len(self.results)} clauses kept, fingerprint {digest(self.fingerprint)}"
+        return [*lines, f"{counted}, {self.generated_tokens} tokens, {self.seconds:.1f} s"]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the round for JSON."""
+        return {
+            "finished_at": self.finished_at,
+            "seconds": round(self.seconds, 3),
+            "generated_tokens": self.generated_tokens,
+            "kept": self.kept,
+            "clauses": {result.clause.name: result.outcome.verdict.lower() for result in self.results},
+            "misses": [as_line(result) for result in self.results if result.outcome.verdict == "MISS"],
+            "drift": [str(drift) for drift in self.drift],
+            "fingerprint": self.fingerprint,
+        }
+
+
+class Watch:
+    """The memory of the watch on one node."""
+
+    def __init__(self, state_dir: str | Path) -> None:
+        """Use `state_dir/contract`; it is made by the first write."""
+        self.directory = Path(state_dir) / "contract"
+
+    @property
+    def page(self) -> Path:
+        """The Prometheus text file."""
+        return self.directory / "contract.prom"
+
+    def read_baseline(self) -> Fingerprint:
+        """Return the accepted facts; none before the first good round, or when the file is damaged."""
+        try:
+            found = json.loads((self.directory / "baseline.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return {str(item): str(value) for item, value in found.items()} if isinstance(found, dict) else {}
+
+    async def look(self, deployment: Deployment, served_directory: Path | None, *, accept: bool = False) -> Round:
+        """Return one round, compared with the baseline and stored; `accept` makes what is served now the baseline."""
+        start, before = time.monotonic(), deployment.generated_tokens
+        results = await run_clauses(deployment, choose(WATCHED))
+        fingerprint = await take_fingerprint(deployment, served_directory)
+        baseline = self.read_baseline()
+        whole = UNKNOWN not in fingerprint.values()
+        if whole and (accept or (not baseline and all_kept(results))):
+            self._write("baseline.json", json.dumps(fingerprint, indent=1, ensure_ascii=False))
+            baseline = fingerprint
+        done = Round(
+            finished_at=time.time(),
+            seconds=time.monotonic() - start,
+            generated_tokens=deployment.generated_tokens - before,
+            results=tuple(results),
+            fingerprint=fingerprint,
+            drift=tuple(compare_fingerprints(baseline, fingerprint)) if baseline else (),
+        )
+        self._write("round.json", json.dumps(done.as_json(), indent=1, ensure_ascii=False))
+        write_page(done, self.page)
+        return done
+
+    def _write(self, name: str, text: str) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        temporary = self.directory / f".{name}.{os.getpid()}"
+        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.replace(self.directory / name)
+
+
+async def watch_contract(
+    plan: Plan, *, api_key: str, interval_s: float, once: bool, accept: bool, on_round: Callable[[Round], None]
+) -> Round:
+    """Look at the router of `plan` every `interval_s` seconds, or once; return the last round."""
+    watch = Watch(plan.state_dir)
+    async with open_client(api_key) as client:
+        deployment = of_plan(plan, client)
+        if deployment is None:
+            raise RuntimeError("a plan always has a router")
+        while True:
+            start = time.monotonic()
+            done = await watch.look(deployment, Path(plan.model.path), accept=accept)
+            on_round(done)
+            if once:
+                return done
+            accept = False
+            await asyncio.sleep(max(0.0, interval_s - (time.monotonic() - start)))
