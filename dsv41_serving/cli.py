@@ -396,7 +396,7 @@ def contract_goldens(write: bool) -> None:  # noqa: FBT001
 @contract.command("watch")
 @click.option("--once", is_flag=True, help="Look once; exit 1 on a miss or a drift.")
 @click.option(
-    "--interval", "interval_s", type=click.FloatRange(min=10), default=300.0, show_default=True, help="Seconds."
+    "--interval", "interval_s", type=click.FloatRange(min=10), default=600.0, show_default=True, help="Seconds."
 )
 @click.option("--accept", is_flag=True, help="Take what is served now as what should be, for example after an upgrade.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per round.")

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from dsv41_serving.contract.deployment import Deployment
     from dsv41_serving.plan.model import Plan
 
-INTERVAL_S = 300.0
 # Under 200 generated tokens together; encoding, engines-agree and the errors generate none.
 WATCHED = (
     "model-listed",

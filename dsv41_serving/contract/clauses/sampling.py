@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 OPEN_QUESTION = ({"role": "user", "content": "Tell me something."},)
 TOLERANCE = 0.02
-"""Largest difference between two log probabilities that are the same but for rounding in another batch."""
+ATTEMPTS = 3
+"""Log probabilities of one prompt differ by rounding when another request shares the batch; another temperature shows every time."""
 SEEDED_TOKENS = 12
 SEEDS = (7, 8, 9)
 
@@ -23,10 +24,14 @@ async def temperature_default(deployment: Deployment) -> Outcome:
     """A request that names no temperature is sampled with the table's: log probabilities show the scale."""
     stated = await _temperature(deployment)
     other = 0.5 * stated or 0.3
-    omitted = await _first_logprobs(deployment)
-    same = await _first_logprobs(deployment, temperature=stated)
-    different = await _first_logprobs(deployment, temperature=other)
     expected = f"omitted equals {stated}, not {other:g}"
+    await _first_logprobs(deployment)  # a prompt that is in the cache rounds the same way every time
+    different = await _first_logprobs(deployment, temperature=other)
+    for _ in range(ATTEMPTS):
+        omitted = await _first_logprobs(deployment)
+        same = await _first_logprobs(deployment, temperature=stated)
+        if _distance(omitted, same) <= TOLERANCE:
+            break
     if _distance(same, different) <= TOLERANCE:
         return Outcome("skip", expected, "log probabilities here do not depend on the temperature")
     return judge(
