@@ -77,7 +77,7 @@ PATCHES = (
         signature="(server_args)",
         kind="after",
         hook=fork_workers,
-        why="spawned workers import torch and SGLang again: 3 x 8 s of CPU time and 0.9 GB for each engine",
+        why="spawned workers import torch and SGLang again: 2 x 8 s of CPU time and 2 x 0.9 GB for each engine",
         effect="scheduler and detokenizer are forked from the server process while it has one thread",
     ),
     Patch(
