@@ -17,23 +17,28 @@ from dsv41_serving.errors import InputError
 Report = Callable[[str], None]
 
 
-def fetch_or_build(cache_dir: Path, entry: str, build: Callable[[Path], None], report: Report) -> Path:
+def fetch_or_build(
+    cache_dir: Path, entry: str, build: Callable[[Path], None], report: Report, *, size_mb: int = 0
+) -> Path:
     """Return `cache_dir/entry`, made by `build` unless an undamaged one is there.
 
     `build` fills the empty directory it is given, manifest included. A damaged entry is reported and replaced; other
-    processes wait for the one that builds. Raises InputError when `cache_dir` cannot be written.
+    processes wait for the one that builds. Raises InputError when `cache_dir` cannot be written or has no room for the
+    `size_mb` (10^6 bytes) that the entry takes.
     """
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         with _locked(cache_dir / f".{entry}.lock", report):
-            return _fetch_or_build_locked(cache_dir, entry, build, report)
+            return _fetch_or_build_locked(cache_dir, entry, build, report, size_mb)
     except PermissionError as error:
         raise InputError("cannot be written", where=str(cache_dir), remedy="choose another cache directory") from error
     except FileExistsError as error:
         raise InputError("is not a directory", where=str(cache_dir), remedy="choose another cache directory") from error
 
 
-def _fetch_or_build_locked(cache_dir: Path, entry: str, build: Callable[[Path], None], report: Report) -> Path:
+def _fetch_or_build_locked(
+    cache_dir: Path, entry: str, build: Callable[[Path], None], report: Report, size_mb: int
+) -> Path:
     target = cache_dir / entry
     if target.exists():
         # Without its manifest a directory may be anything; it was not published here.
@@ -46,6 +51,13 @@ def _fetch_or_build_locked(cache_dir: Path, entry: str, build: Callable[[Path], 
     # Whoever holds the lock is the only builder, so these are remains of one that was killed.
     for remains in cache_dir.glob(f"{prefix}*"):
         shutil.rmtree(remains)
+    free_mb = shutil.disk_usage(cache_dir).free // 10**6
+    if free_mb < size_mb:
+        raise InputError(
+            f"has {free_mb} MB free, the model takes {size_mb} MB",
+            where=str(cache_dir),
+            remedy="make room or choose another cache directory",
+        )
     scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=cache_dir))
     try:
         build(scratch)

@@ -134,6 +134,8 @@ class Converted(_Description):
     """A small real model that learns V4.1's chat tokens."""
 
     kind: Literal["converted"]
+    size_mb: int
+    """Disk space that the prepared model takes, 10^6 bytes."""
     source: Source
     sampling: Sampling
     renames: dict[str, str]
@@ -167,6 +169,7 @@ class Random(_Description):
     """Random weights behind a DeepSeek tokenizer, for tests of shapes and plumbing."""
 
     kind: Literal["random"]
+    size_mb: int
     source: Source
     sampling: Sampling
     renames: dict[str, str]

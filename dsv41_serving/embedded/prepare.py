@@ -51,6 +51,7 @@ def prepare_model(name: ModelName, cache_dir: Path, *, report: Report) -> Prepar
         f"{name}-{key[:_KEY_DIGITS]}",
         lambda directory: _build(description, key, directory, report_elapsed),
         report_elapsed,
+        size_mb=description.size_mb,
     )
     return PreparedModel(path, read_manifest(path))
 

@@ -147,6 +147,14 @@ def test_a_file_in_place_of_the_cache(tmp_path: Path) -> None:
         fetch_or_build(tmp_path / "cache", "toy-1", Builder(), lambda _: None)
 
 
+def test_a_full_disk_is_found_before_the_work(tmp_path: Path) -> None:
+    """Too little room is told in one line, and nothing is built."""
+    builder = Builder()
+    with pytest.raises(InputError, match=r"has \d+ MB free, the model takes 1000000000000 MB; make room or choose"):
+        fetch_or_build(tmp_path, "toy-1", builder, lambda _: None, size_mb=10**12)
+    assert builder.runs == 0
+
+
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's refusal becomes one line with the remedy."""
 
