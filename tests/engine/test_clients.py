@@ -162,12 +162,16 @@ class TestLlm:
 
     def test_tool_is_run_and_its_result_answered(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """The client offers no tool choice, so the first request is made to require a call; the rest is its own loop."""
+        from llm import Tool
+
         asked: list[str] = []
 
-        def get_weather(city: str) -> str:
-            """Current weather of a city."""
+        def look(city: str) -> str:
             asked.append(city)
             return "Sunny, 21 degrees."
+
+        function = WEATHER["function"]
+        tool = Tool(function["name"], function["description"], function["parameters"], look)
 
         build = type(model).build_kwargs
 
@@ -177,13 +181,12 @@ class TestLlm:
             return {**kwargs, **choice, "extra_body": PLAIN}
 
         monkeypatch.setattr(type(model), "build_kwargs", require_first)
-        chain = model.chain(
+        chain = model.conversation(chain_limit=3).chain(
             "What is the weather in Paris?",
-            tools=[get_weather],
+            tools=[tool],
             stream=False,
             key="none",
             options={"temperature": 0, "max_tokens": 120},
-            chain_limit=3,
         )
         assert chain.text()
-        assert len(asked) == 1
+        assert asked in (["Paris"], ["Rome"])
