@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from dsv41_serving.contract import watch
 from dsv41_serving.contract.clauses import CLAUSES
 from dsv41_serving.contract.fingerprint import REMEDIES, UNKNOWN, Drift, compare_fingerprints
 from dsv41_serving.contract.watch import WATCHED, Watch
@@ -132,6 +134,31 @@ def test_unreachable_server_is_unknown_and_no_baseline(tmp_path: Path) -> None:
     done = look(tmp_path)
     assert done.fingerprint["generation config"] == UNKNOWN
     assert Watch(tmp_path / "state").read_baseline() == {}
+
+
+class _EnoughError(Exception):
+    """Ends a watch that would go on."""
+
+
+@pytest.mark.usefixtures("served")
+def test_watch_goes_on_until_told_otherwise_and_accepts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    look(tmp_path)
+    fake = FakeDeployment("version-changed")
+    monkeypatch.setattr(watch, "of_plan", lambda _plan, _client: as_deployment(fake))
+    rounds: list[Round] = []
+
+    def note(done: Round) -> None:
+        rounds.append(done)
+        fake.faults.clear()
+        if len(rounds) == 3:
+            raise _EnoughError
+
+    plan = SimpleNamespace(state_dir=str(tmp_path / "state"), model=SimpleNamespace(path=str(tmp_path / "served")))
+    with pytest.raises(_EnoughError):
+        asyncio.run(
+            watch.watch_contract(plan, api_key="", interval_s=0.01, once=False, accept=True, on_round=note)  # type: ignore[arg-type]
+        )
+    assert [len(done.drift) for done in rounds] == [0, 1, 1]
 
 
 def test_watched_clauses_exist() -> None:
