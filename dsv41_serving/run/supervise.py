@@ -103,15 +103,23 @@ class Supervisor:
         tmp_dir = tempfile.mkdtemp(prefix=f"dsv41-{service.name}-")
         # Thousands of modules are imported by several processes: compiling each anew costs a minute.
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-        self._process = await asyncio.create_subprocess_exec(
-            *service.argv,
-            env={**environment, "TMPDIR": tmp_dir, **service.env},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=prepare_child(service.placement, pin=self._pin),
-        )
+        # With a pipe of its own asyncio would see the end of the process only when its last worker closes the output too.
+        output, inherited = os.pipe()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *service.argv,
+                env={**environment, "TMPDIR": tmp_dir, **service.env},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=inherited,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=prepare_child(service.placement, pin=self._pin),
+            )
+        except BaseException:
+            os.close(output)
+            raise
+        finally:
+            os.close(inherited)
         started = read_process(self._process.pid)
         now = time.time()
         self._progress_at = time.monotonic()
@@ -126,7 +134,7 @@ class Supervisor:
             tmp_dir=tmp_dir,
             shared_memory=(),
         )
-        self._reader = asyncio.create_task(self._follow_output(self._process))
+        self._reader = asyncio.create_task(self._follow_output(output))
         try:
             await self._wait_for_gate()
         except GateError as error:
@@ -243,12 +251,13 @@ class Supervisor:
             self._update(self.record.state, self.record.phase, detail=failed)
         return findings
 
-    async def _follow_output(self, process: asyncio.subprocess.Process) -> None:
-        """Pass the output through untouched, and read it for phases on the way."""
-        if process.stdout is None:
-            raise RuntimeError("the service was started without a pipe")
+    async def _follow_output(self, output: int) -> None:
+        """Pass what arrives on the descriptor `output` through untouched, and read it for phases on the way."""
+        stream = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(output, "rb", buffering=0))
         pending = b""
-        while chunk := await process.stdout.read(_READ_CHUNK):
+        while chunk := await stream.read(_READ_CHUNK):
             self._output.write(chunk)
             self._output.flush()
             *lines, pending = re.split(rb"[\r\n]", pending + chunk)
