@@ -373,6 +373,13 @@ def test_a_node_file_may_take_a_flag_of_the_profile_away(
         assert settings.get("log_level") == ("warn" if engine.name == "decode" else None)
 
 
+def test_a_flag_of_one_engine_wins_over_that_of_all(two_sockets: Facts, engine_parser: argparse.ArgumentParser) -> None:
+    """The nearer table holds."""
+    plan = make(two_sockets, "h200x8", "pd", "engine.args.log-level=info", "engines.decode.args.log-level=warn")
+    levels = [vars(engine_parser.parse_args(split(engine)[1]))["log_level"] for engine in plan.engines]
+    assert levels == ["info", "warn"]
+
+
 def test_the_environment_of_an_engine(two_sockets: Facts) -> None:
     """No hub, unbuffered output, contract and profile; the engine's own settings come last."""
     overrides = ["engines.decode.env={UCX_TLS='tcp'}"]

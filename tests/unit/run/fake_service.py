@@ -6,6 +6,7 @@ Faults that the real ones do not produce on demand are settings. Only the standa
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -19,6 +20,7 @@ DEFAULTS: dict[str, Any] = {
     "model": "deepseek-v4.1-flash",
     "contract": None,  # what an engine reports at /contract
     "lines": [],  # logged before anything else
+    "noise": 0,  # bytes logged as one line first
     "tail": "",  # logged last, without a newline
     "exit": None,  # end with this status after the lines
     "hang": False,  # do nothing after the lines
@@ -32,6 +34,7 @@ DEFAULTS: dict[str, Any] = {
     "page": "",  # in place of the metrics
     "finish_reason": "stop",
     "deaf": False,  # ignore SIGTERM
+    "worker": False,  # fork a process that does not end by itself
 }
 
 
@@ -108,6 +111,10 @@ def main(settings: dict[str, Any]) -> None:
     """Log, then end, hang or serve as `settings` say."""
     if settings["deaf"]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while settings["worker"] and os.fork() == 0:
+        time.sleep(300)
+    if settings["noise"]:
+        _log(f"{'x' * settings['noise']}\n")
     for line in settings["lines"]:
         _log(f"{line}\n")
     _log(settings["tail"])

@@ -169,6 +169,11 @@ def test_a_start_is_remembered_and_expected(tmp_path: Path) -> None:
             id="a last line without an end",
         ),
         pytest.param(
+            {"noise": 200_000, "lines": ["RuntimeError: no memory"], "exit": 3},
+            "prefill: ended with status 3 while importing; last line: RuntimeError: no memory; read its log",
+            id="after more than a pipe holds",
+        ),
+        pytest.param(
             {"exit": 1},
             "prefill: ended with status 1 while importing; last line: it printed nothing; read its log",
             id="silence",
@@ -288,6 +293,40 @@ def test_a_service_that_ignores_the_request_to_stop_is_killed(tmp_path: Path, mo
 
     assert watched.live(life) == -9
     assert session_members(watched.records[-1].pid or 0) == []
+
+
+def test_workers_do_not_outlive_the_service(tmp_path: Path) -> None:
+    """They hold GPU memory, ports and shared memory."""
+    watched = Watched(fake_plan(tmp_path, {"prefill": {"worker": True}}))
+
+    async def life(supervisor: Supervisor) -> int:
+        await supervisor.start()
+        members = session_members(supervisor.record.pid or 0)
+        await supervisor.stop(drain=False)
+        return len(members)
+
+    assert watched.live(life) == 2
+    assert session_members(watched.records[-1].pid or 0) == []
+
+
+def test_workers_of_a_start_that_fails_are_ended(tmp_path: Path) -> None:
+    """The main process has ended by itself."""
+    watched = Watched(fake_plan(tmp_path, {"prefill": {"worker": True, "lines": ["ValueError: bad"], "exit": 1}}))
+    assert watched.fail().startswith("prefill: ended with status 1 while importing; last line: ValueError: bad")
+    assert session_members(watched.records[-1].pid or 0) == []
+
+
+def test_an_end_is_seen_though_workers_live_on(tmp_path: Path) -> None:
+    """They keep the output open; the main process is what counts."""
+    watched = Watched(fake_plan(tmp_path, {"prefill": {"worker": True}}))
+
+    async def life(supervisor: Supervisor) -> int:
+        await supervisor.start()
+        assert supervisor.record.pid is not None
+        os.kill(supervisor.record.pid, 9)
+        return await supervisor.wait()
+
+    assert watched.live(life) == -9
 
 
 def test_the_end_of_a_service_is_seen(tmp_path: Path) -> None:
