@@ -29,7 +29,10 @@ def distill(
     plan: Distillation,
     report: Callable[[str], None],
 ) -> None:
-    """Change `student`'s rows so that V4.1 prompts, thinking off and on, lead to the teacher's words."""
+    """Change `student`'s rows so that V4.1 prompts, thinking off and on, lead to the teacher's words.
+
+    The rows end rounded to bf16.
+    """
     parameters = student.parameters()
     optimizer = torch.optim.Adam(parameters, lr=plan.learning_rate, betas=plan.betas)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_share(step, plan))
@@ -55,6 +58,7 @@ def distill(
                 f"distilling step {step}/{plan.steps}, KL {sum(answers) / len(samples):.2f} answers, "
                 f"{sum(thoughts) / plan.thoughts_per_step:.2f} thoughts"
             )
+    student.round_rows()
 
 
 def rate_share(step: int, plan: Distillation) -> float:

@@ -135,5 +135,5 @@ def judge(check: dict[str, float | int], thresholds: Thresholds, name: str) -> N
         raise Dsv41Error(
             f"the held-out check missed {', '.join(missed)}",
             where=name,
-            remedy="prepare it again on a quiet machine; if it fails again, report processor and torch version",
+            remedy="report this line with the processor's name; the model 'canary' needs no distillation",
         )

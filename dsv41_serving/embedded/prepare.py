@@ -58,9 +58,7 @@ def prepare_model(name: ModelName, cache_dir: Path, *, report: Report) -> Prepar
 
 def _build(description: Converted | Random, key: str, directory: Path, report: Report) -> None:
     report("loading torch and the V4.1 encoder")
-    # torch and transformers take seconds to import, which a cache hit should not cost.
-
-    from dsv41_serving.embedded import canary, smollm2  # noqa: PLC0415
+    from dsv41_serving.embedded import canary, smollm2  # noqa: PLC0415  # seconds, which a cache hit should not cost
 
     check: dict[str, float | int] = {}
     if isinstance(description, Converted):

@@ -64,11 +64,17 @@ class Student:
         return [self.rows, self.think_end_row]
 
     @torch.no_grad()
+    def round_rows(self) -> None:
+        """Round what was learned to bf16, as it is stored; what is measured afterwards is the stored model."""
+        for parameter in self.parameters():
+            parameter.copy_(parameter.bfloat16())
+
+    @torch.no_grad()
     def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return embeddings and head, [vocabulary, hidden] fp32, learned rows rounded to bf16 as they are stored."""
+        """Return embeddings and head with the learned rows in place, each [vocabulary, hidden] fp32."""
         embeddings, head = self._frozen.clone(), self._head.clone()
-        embeddings[self._row_ids] = self.rows.bfloat16().float()
-        head[self._think_end] = self.think_end_row.bfloat16().float()
+        embeddings[self._row_ids] = self.rows
+        head[self._think_end] = self.think_end_row
         return embeddings, head
 
     def compare(self, sample: Sample) -> Divergence:

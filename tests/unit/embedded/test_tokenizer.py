@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import regex
+import torch
 from gguf import GGUFReader
 from tokenizers import Tokenizer
 
@@ -158,6 +159,18 @@ def test_extension_keeps_every_other_token(original: dict[str, Any], extended: d
     assert (ids[special_tokens.BEGIN], ids[special_tokens.END]) == (1, 2)
     appended = sorted(i for i in ids.values() if i >= len(old))
     assert appended == list(range(len(old), len(old) + len(special_tokens.ALL) - 2))
+
+
+def test_new_rows_are_copies_of_a_row_never_used() -> None:
+    """Known rows stay, the rest up to a multiple of 64 repeat the named token's row."""
+    original = {"added_tokens": [], "model": {"vocab": {"a": 0, "never": 1, "b": 2}}}
+    table = torch.arange(6.0).reshape(3, 2).bfloat16()
+    extended = smollm2.extend_tokenizer(original, {})
+    found = smollm2.extend_embeddings({"model.embed_tokens.weight": table}, extended, original, "never")
+    assert found.shape == (64, 2)
+    assert torch.equal(found[:3], table.float())
+    assert torch.equal(found[3:], table[1].float().expand(61, -1))
+    assert original["added_tokens"] == []
 
 
 def test_the_encoder_renders_a_conversation(encoder: ConversationEncoder, tokenizer: Tokenizer) -> None:
