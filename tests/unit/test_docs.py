@@ -45,8 +45,8 @@ def test_readme_table_names_every_verb_and_no_other():
             words = [
                 word for word in quoted.removeprefix("dsv41 ").split() if word.islower() and not word.startswith("-")
             ]
-            if words[0] == "config":
-                group = "config "
+            if words[0] in {"config", "contract"}:
+                group = f"{words[0]} "
                 words = words[1:]
             named.add(f"{group}{words[0]}")
     assert named == _verbs(cli)
