@@ -47,6 +47,7 @@ class Manager:
     def __init__(self, directory: Path) -> None:
         """Listen for messages, always: a sender waits while nobody reads."""
         self.address = str(directory / "notify")
+        self.journal = directory / "journal"
         self.messages: list[str] = []
         self.started: list[subprocess.Popen[str]] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -59,15 +60,16 @@ class Manager:
             self.messages.append(message.decode())
 
     def start(self, plan: Plan, name: str, **environ: str) -> subprocess.Popen[str]:
-        """Start service `name` of `plan`."""
-        process = subprocess.Popen(
-            [sys.executable, "-c", RUN, name],
-            env={**os.environ, "NOTIFY_SOCKET": self.address, **environ},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        """Start service `name` of `plan`; what the service prints goes to the journal."""
+        with self.journal.open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-c", RUN, name],
+                env={**os.environ, "NOTIFY_SOCKET": self.address, **environ},
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
         self.started.append(process)
         assert process.stdin is not None
         process.stdin.write(plan.model_dump_json())
@@ -116,9 +118,9 @@ def test_a_service_tells_its_manager_where_it_stands(tmp_path: Path, manager: Ma
     assert (record.state, record.supervisor_pid) == ("ready", process.pid)
     process.send_signal(signal.SIGTERM)
     manager.hear("STOPPING=1")
-    output, said = process.communicate(timeout=PATIENCE_S)
+    _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
-    assert output == "Load weight begin. avail mem=1 GB\nINFO:     Application startup complete.\n"
+    assert manager.journal.read_text() == "Load weight begin. avail mem=1 GB\nINFO:     Application startup complete.\n"
     assert [line for line in said.splitlines() if "ready" in line] == ["prefill: ready"]
     assert Records(plan.state_dir).read_services()[0].state == "stopped"
     assert session_members(record.pid or 0) == []
@@ -128,10 +130,8 @@ def test_a_watchdog_is_not_fed_for_a_service_that_does_not_answer(tmp_path: Path
     """The manager then restarts it."""
     process = manager.start(make_plan(tmp_path, alive=False, chatty=True), "prefill", WATCHDOG_USEC="20000")
     manager.hear("READY=1")
-    assert process.stdout is not None
-    asked = (line for line in process.stdout if "GET /health " in line)
-    for _ in range(3):
-        assert "503" in next(asked)
+    wait_for(lambda: manager.journal.read_text().count('"GET /health HTTP/1.1" 503') >= 3, "three refusals")
+    assert process.poll() is None
     assert "WATCHDOG=1" not in manager.messages
 
 
@@ -179,6 +179,8 @@ def test_a_router_waits_for_its_engines(tmp_path: Path, manager: Manager) -> Non
         lambda: [record.state for record in Records(plan.state_dir).read_services(plan)] == ["ready"] * 3,
         "the router",
     )
+    records = {record.name: record for record in Records(plan.state_dir).read_services()}
+    assert records["router"].started_at > max(records[name].started_at for name in ("prefill", "decode"))
     assert router.poll() is None
 
 
