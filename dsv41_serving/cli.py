@@ -204,7 +204,7 @@ def plan(context: Context, as_json: bool, commands: bool) -> None:  # noqa: FBT0
 @click.option("--python", help="Interpreter of the locked environment on the target machine.")
 @click.pass_obj
 def render(context: Context, target: Path, python: str | None) -> None:
-    """Write the files of the plan: node file, units, scrape configuration."""
+    """Write the files of the plan: node file, units, prometheus.yml."""
     made, _ = context.plan(python)
     changed = write_files(made, target)
     for path in changed:

@@ -23,7 +23,7 @@ def render_files(loaded: LoadedSpec, plan: Plan, installation: Installation) -> 
         # Without origins: read back on the node, every value comes from this file, and it must not differ from itself.
         RenderedFile(path=installation.node_file, text=node_file_text(loaded, origins=False)),
         RenderedFile(path=f"{UNIT_DIR}/dsv41.target", text=_fill("dsv41.target", services=_units(plan.services))),
-        RenderedFile(path="/etc/dsv41/prometheus/scrape.yml", text=_scrape_config(loaded, plan)),
+        RenderedFile(path="/etc/dsv41/prometheus/prometheus.yml", text=_prometheus_config(loaded, plan)),
         *(_unit(loaded, plan, service, installation) for service in plan.services),
     ]
     return tuple(sorted(files, key=lambda file: file.path))
@@ -101,12 +101,15 @@ def _fill(template: str, **values: str) -> str:
     return "\n".join(line for line in filled.split("\n") if line not in {"Requires=", "After=", "Before="})
 
 
-def _scrape_config(loaded: LoadedSpec, plan: Plan) -> str:
-    """Return the scrape jobs of this node as a Prometheus `scrape_config_files` document (YAML is a superset of JSON)."""
+def _prometheus_config(loaded: LoadedSpec, plan: Plan) -> str:
+    """Return the configuration of this node's Prometheus, as JSON, which YAML contains.
+
+    A whole file rather than one to include: Debian 12 ships Prometheus 2.42, which knows no `scrape_config_files`.
+    """
+    interval = f"{loaded.spec.monitoring.scrape_interval_s}s"
     jobs = [
         {
             "job_name": f"dsv41-{'engine' if service.is_engine else 'router'}-{service.name}",
-            "scrape_interval": f"{loaded.spec.monitoring.scrape_interval_s}s",
             "metrics_path": "/metrics",
             "static_configs": [
                 {
@@ -117,4 +120,5 @@ def _scrape_config(loaded: LoadedSpec, plan: Plan) -> str:
         }
         for service in plan.services
     ]
-    return json.dumps({"scrape_configs": jobs}, indent=2) + "\n"
+    config = {"global": {"scrape_interval": interval, "evaluation_interval": interval}, "scrape_configs": jobs}
+    return json.dumps(config, indent=2) + "\n"

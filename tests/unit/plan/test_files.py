@@ -48,7 +48,7 @@ def test_these_files_make_an_installation(plan: Plan) -> None:
     """One unit for each service, the target, the node file and the scrape jobs."""
     assert [file.path for file in plan.files] == [
         "/etc/dsv41/node.toml",
-        "/etc/dsv41/prometheus/scrape.yml",
+        "/etc/dsv41/prometheus/prometheus.yml",
         f"{UNITS}/dsv41-decode.service",
         f"{UNITS}/dsv41-prefill.service",
         f"{UNITS}/dsv41-router.service",
@@ -112,8 +112,10 @@ def test_no_directive_is_empty_and_no_placeholder_is_left(two_sockets: Facts) ->
 
 def test_prometheus_scrapes_every_service(plan: Plan) -> None:
     """YAML takes JSON as it stands; labels say which node and role a sample is of."""
-    jobs = json.loads(text_of(plan, "/etc/dsv41/prometheus/scrape.yml"))["scrape_configs"]
-    assert [(job["job_name"], job["metrics_path"], job["scrape_interval"]) for job in jobs] == [
+    config = json.loads(text_of(plan, "/etc/dsv41/prometheus/prometheus.yml"))
+    jobs = config["scrape_configs"]
+    interval = config["global"]["scrape_interval"]
+    assert [(job["job_name"], job["metrics_path"], interval) for job in jobs] == [
         ("dsv41-engine-prefill", "/metrics", "5s"),
         ("dsv41-engine-decode", "/metrics", "5s"),
         ("dsv41-router-router", "/metrics", "5s"),
