@@ -52,6 +52,7 @@ REFUSED = {
     "verbosity": "ask for it in the prompt",
     "web_search_options": "the model does not search",
 }
+_HOTTEST = 2
 _TEXT_PARTS = frozenset({"text", "thinking", "reasoning", "refusal", "tool_reference"})
 
 
@@ -75,6 +76,7 @@ def prepare_chat(body: Body, contract: Contract, engine: Engine) -> Body:
     changes = resolve_model(body, contract)
     _check_messages(body.get("messages"), contract)
     _check_choices(body, contract)
+    _check_temperature(body)
     _check_length(body, ("max_completion_tokens", "max_tokens"), contract, engine)
     return {**changes, **normalise_thinking(body), **_report_usage(body, contract)}
 
@@ -87,6 +89,7 @@ def prepare_completion(body: Body, contract: Contract, engine: Engine) -> Body:
     _check_fields(body, engine.completion_fields)
     changes = resolve_model(body, contract)
     _check_choices(body, contract)
+    _check_temperature(body)
     _check_length(body, ("max_tokens",), contract, engine)
     sampling = {key: engine.sampling[key] for key in ("temperature", "top_p") if key in engine.sampling}
     return {
@@ -186,6 +189,13 @@ def _check_choices(body: Body, contract: Contract) -> None:
     count = body.get("n")
     if count is not None and (not _is_int(count) or not 1 <= count <= contract.max_choices):
         raise Refusal(f"n must be an integer from 1 to {contract.max_choices}, not {count!r:.40}", "n")
+
+
+def _check_temperature(body: Body) -> None:
+    """Hold the temperature to the range of OpenAI's API, as sglang-router 0.3.2 does; SGLang itself knows no upper end."""
+    value = body.get("temperature")
+    if isinstance(value, int | float) and not 0 <= value <= _HOTTEST:
+        raise Refusal(f"temperature must be from 0 to {_HOTTEST}, not {value!r:.40}", "temperature")
 
 
 def _check_length(body: Body, names: tuple[str, ...], contract: Contract, engine: Engine) -> None:

@@ -34,6 +34,7 @@ ENGINE = Engine(
             "reasoning_effort",
             "stream",
             "stream_options",
+            "temperature",
             "thinking",
             "tools",
             "user",
@@ -89,6 +90,15 @@ def test_n_is_a_number_the_contract_allows(route: str, count: Any) -> None:
 def test_n_within_the_contract_passes() -> None:
     assert "n" not in chat(n=8)
     assert "n" not in prepare_completion({"prompt": "x", "n": 1}, CONTRACT, ENGINE)
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions"])
+def test_the_temperature_has_the_range_that_every_path_accepts(route: str) -> None:
+    assert "temperature" not in ROUTES[route](body_for(route, temperature=2), CONTRACT, ENGINE)
+    for value in (-0.1, 2.1):
+        assert refusal(route, **body_for(route, temperature=value)).message == (
+            f"temperature must be from 0 to 2, not {value}"
+        )
 
 
 @pytest.mark.parametrize("length", [0, -1, 8193, "5", 1.0, True])
