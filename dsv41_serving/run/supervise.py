@@ -108,7 +108,7 @@ class Supervisor:
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *service.argv,
-                env={**environment, "TMPDIR": tmp_dir, **service.env},
+                env={**environment, "TMPDIR": tmp_dir, **fill_in(service.env, tmp_dir)},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=inherited,
                 stderr=asyncio.subprocess.STDOUT,
@@ -324,6 +324,11 @@ class Supervisor:
         """Return the line most likely to say why: the last one with 'Error', else the last."""
         errors = [line for line in self._tail if "Error" in line or "error:" in line]
         return (errors or list(self._tail) or ["it printed nothing"])[-1][:300]
+
+
+def fill_in(env: dict[str, str], tmp_dir: str) -> dict[str, str]:
+    """Return `env` with {TMPDIR} replaced: the plan is made before the directory of a start exists."""
+    return {key: value.replace("{TMPDIR}", tmp_dir) for key, value in env.items()}
 
 
 def _bytes_read(pid: int) -> int:
