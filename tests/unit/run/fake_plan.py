@@ -41,6 +41,7 @@ def report_of(contract: Contract) -> dict[str, Any]:
             "reasoning_effort": str(contract.reasoning_effort),
             "sampling": {"temperature": contract.temperature, "top_p": contract.top_p},
             "context_length": 8192,
+            "strict_thinking": contract.max_thinking_tokens > 0,
             "cache_report": contract.cache_report,
         },
         "versions": {"sglang": "0.5.23"},

@@ -82,10 +82,15 @@ class Manager:
         wait_for(lambda: any(wanted in message for message in self.messages), wanted)
 
     def end(self) -> None:
-        """End whatever still runs."""
+        """End whatever still runs, so that each removes what it made."""
         for process in self.started:
-            process.kill()
-            process.communicate()
+            process.terminate()
+        for process in self.started:
+            try:
+                process.communicate(timeout=PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
             channel.sendto(b"", self.address)
         self._listening.join()
