@@ -66,6 +66,7 @@ def _expect(plan: Plan) -> dict[str, Any]:
         "tool_call_parser": contract.tool_call_parser,
         "thinking": contract.thinking,
         "reasoning_effort": str(contract.reasoning_effort),
+        "strict_thinking": contract.max_thinking_tokens > 0,
         "cache_report": contract.cache_report,
     }
     sampling = {"sampling.temperature": contract.temperature, "sampling.top_p": contract.top_p}

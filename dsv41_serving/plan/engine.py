@@ -75,6 +75,7 @@ def _contract_flags(spec: NodeSpec) -> dict[str, FlagValue]:
         "default-chat-template-kwargs": json.dumps({"thinking": contract.thinking}),
         "sampling-defaults": "model",
         "enable-cache-report": contract.cache_report,
+        "enable-strict-thinking": contract.max_thinking_tokens > 0,
     }
 
 
@@ -84,7 +85,9 @@ def _contract_env(spec: NodeSpec) -> dict[str, str]:
     The list of plug-ins also keeps out those that other installed packages bring.
     """
     plugins = [CONTRACT_PLUGIN] if spec.engine.device == "cuda" else [PLATFORM, CONTRACT_PLUGIN]
+    limit = spec.contract.max_thinking_tokens
     return {
+        **({"SGLANG_MAX_THINK_TOKENS": str(limit)} if limit else {}),
         "DSV41_CONTRACT": spec.contract.model_dump_json(),
         "SGLANG_PLUGINS": ",".join(plugins),
         "SGLANG_DEFAULT_THINKING": "true" if spec.contract.thinking else "false",

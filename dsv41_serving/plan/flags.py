@@ -61,6 +61,7 @@ REFUSED: dict[str, str] = {
     "nccl-port": "the plan derives it from engines.NAME.port; remove it",
     "enable-metrics": "metrics are always on; remove it",
     "enable-cache-report": _SAME_ON_BOTH.format(key="cache_report"),
+    "enable-strict-thinking": _SAME_ON_BOTH.format(key="max_thinking_tokens"),
     "config": "a second file could set anything behind the plan; write its settings here",
 }
 
@@ -98,6 +99,7 @@ REFUSED_ENV: dict[str, str] = {
     "SGLANG_PLUGINS": "it names the plug-ins of this project; remove it",
     "SGLANG_GRPC_PORT": "the contract is held in the HTTP server and gRPC goes around it; remove it",
     "SGLANG_DEFAULT_THINKING": _SAME_ON_BOTH.format(key="thinking"),
+    "SGLANG_MAX_THINK_TOKENS": _SAME_ON_BOTH.format(key="max_thinking_tokens"),
     "SGLANG_DSV41_REASONING_EFFORT": _SAME_ON_BOTH.format(key="reasoning_effort"),
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "the supervisor relies on the cheap /health; remove it",
     "SGLANG_PLATFORM": _OWNED.format(key="engine.device"),

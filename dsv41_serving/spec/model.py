@@ -198,6 +198,11 @@ class Contract(Table):
     reasoning_effort: Effort = Field(
         "high", description="Effort of a request that names none: a tier, or a budget from 1 to 100 (high is 75)."
     )
+    max_thinking_tokens: int = Field(
+        0,
+        ge=0,
+        description="Longest reasoning before the answer must begin (SGLang's strict thinking); 0: the answer's limit alone.",
+    )
     temperature: Annotated[float, Field(ge=0, le=2)] | Sampling = Field(
         0.6, description="Sampling temperature of a request that names none; 'checkpoint' leaves the checkpoint's own."
     )

@@ -45,6 +45,7 @@ def report_contract(app: Any, contract: Contract, engine: Engine) -> dict[str, A
             "reasoning_effort": os.environ.get("SGLANG_DSV41_REASONING_EFFORT", ""),
             "sampling": dict(engine.sampling),
             "context_length": engine.context_length,
+            "strict_thinking": manager.config_value("enable_strict_thinking"),
             "cache_report": manager.config_value("enable_cache_report"),
         },
         "role": manager.config_value("disaggregation_mode"),

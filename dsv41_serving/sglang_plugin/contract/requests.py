@@ -78,7 +78,7 @@ def prepare_chat(body: Body, contract: Contract, engine: Engine) -> Body:
     _check_choices(body, contract)
     _check_temperature(body)
     _check_length(body, ("max_completion_tokens", "max_tokens"), contract, engine)
-    return {**changes, **normalise_thinking(body), **_report_usage(body, contract)}
+    return {**changes, **normalise_thinking(body, contract.max_thinking_tokens), **_report_usage(body, contract)}
 
 
 def prepare_completion(body: Body, contract: Contract, engine: Engine) -> Body:
@@ -105,7 +105,7 @@ def prepare_tokenize(body: Body, contract: Contract, _engine: Engine) -> Body:
     if body.get("messages") is None:
         return changes
     _check_messages(body["messages"], contract)
-    return {**changes, **normalise_thinking(body)}
+    return {**changes, **normalise_thinking(body, contract.max_thinking_tokens)}
 
 
 def prepare_responses(body: Body, contract: Contract, engine: Engine) -> Body:

@@ -28,13 +28,15 @@ Said = dict[str, Any]
 """Parameter as the client wrote it -> its value."""
 
 
-def normalise_thinking(body: Mapping[str, Any]) -> dict[str, Any]:
+def normalise_thinking(body: Mapping[str, Any], longest: int = 0) -> dict[str, Any]:
     """Return the fields of `body` to replace so that what the client said of thinking and effort is what SGLang does.
 
+    `longest` is the largest `thinking.budget_tokens`; 0 refuses any, because SGLang then enforces none.
     Raises Refusal when two parameters disagree or one has a value the encoder does not know.
     """
     kwargs = _read_table(body, "chat_template_kwargs", _KWARGS, UNKNOWN)
     reasoning = _read_table(body, "reasoning", _REASONING, UNSUPPORTED)
+    budget = _read_budget(body.get("thinking"), longest)
     thinking = _read_thinking(body, kwargs, reasoning)
     effort = _read_effort(body, kwargs, reasoning)
     if effort == "none":
@@ -51,7 +53,10 @@ def normalise_thinking(body: Mapping[str, Any]) -> dict[str, Any]:
     wanted["thinking"] = thinking
     if effort is not None and thinking:
         wanted["reasoning_effort"] = effort
-    return {"chat_template_kwargs": wanted, "thinking": None, "reasoning": None, "reasoning_effort": None}
+    changes = {"chat_template_kwargs": wanted, "thinking": None, "reasoning": None, "reasoning_effort": None}
+    if budget is not None and thinking:
+        changes["custom_params"] = {**(body.get("custom_params") or {}), "thinking_budget": budget}
+    return changes
 
 
 def _read_table(body: Mapping[str, Any], name: str, known: frozenset[str], code: str) -> dict[str, Any]:
@@ -62,11 +67,10 @@ def _read_table(body: Mapping[str, Any], name: str, known: frozenset[str], code:
         raise Refusal(f"{name} must be an object", name)
     given = {key: value for key, value in table.items() if value is not None}
     for key in given:
+        if key == "chat_template":
+            raise Refusal(f"{name}.{key} is not supported: the encoder is V4.1's own", f"{name}.{key}", UNSUPPORTED)
         if key not in known:
-            why = (
-                "the prompt encoder is V4.1's own" if key == "chat_template" else f"it knows {', '.join(sorted(known))}"
-            )
-            raise Refusal(f"{name}.{key} is not supported: {why}", f"{name}.{key}", code)
+            raise Refusal(f"{name} knows {', '.join(sorted(known))}, not {key!r:.60}", f"{name}.{key:.60}", code)
     return given
 
 
@@ -93,9 +97,24 @@ def _read_type(thinking: Any) -> bool | None:
             f"thinking must be {{'type': 'enabled' | 'disabled' | 'adaptive'}}, not {thinking!r:.80}", "thinking"
         )
     for key in thinking:
-        if key != "type":
+        if key not in {"type", "budget_tokens"}:
             raise Refusal(f"thinking.{key} is not supported: use reasoning_effort", f"thinking.{key}", UNSUPPORTED)
     return _TYPES[kind]
+
+
+def _read_budget(thinking: Any, longest: int) -> int | None:
+    """Return `thinking.budget_tokens`: after so many tokens the answer must begin."""
+    budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
+    if budget is None:
+        return None
+    param = "thinking.budget_tokens"
+    if not longest:
+        raise Refusal(
+            f"{param} is not supported: nothing limits thinking here; use reasoning_effort", param, UNSUPPORTED
+        )
+    if not isinstance(budget, int) or isinstance(budget, bool) or not 1 <= budget <= longest:
+        raise Refusal(f"{param} must be an integer from 1 to {longest}, not {budget!r:.40}", param)
+    return budget
 
 
 def _read_effort(body: Mapping[str, Any], kwargs: Said, reasoning: Said) -> str | int | None:

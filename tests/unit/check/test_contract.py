@@ -43,6 +43,7 @@ def test_engines_that_hold_the_plan_pass(plan: Plan) -> None:
         ({"in_force__tool_call_parser": None}, "decode: tool_call_parser is None, the plan says 'deepseekv41'"),
         ({"in_force__thinking": False}, "decode: thinking is False, the plan says True"),
         ({"in_force__reasoning_effort": ""}, "decode: reasoning_effort is '', the plan says 'high'"),
+        ({"in_force__strict_thinking": True}, "decode: strict_thinking is True, the plan says False"),
         ({"in_force__cache_report": False}, "decode: cache_report is False, the plan says True"),
         ({"in_force__sampling__temperature": 1.0}, "decode: sampling.temperature is 1.0, the plan says 0.6"),
         ({"in_force__sampling": {}}, "decode: sampling.temperature is None, the plan says 0.6"),

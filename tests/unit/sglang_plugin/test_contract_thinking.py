@@ -93,7 +93,11 @@ def test_other_template_arguments_survive() -> None:
         ({"chat_template_kwargs": {"thinking": "false"}}, "chat_template_kwargs.thinking", "invalid_value"),
         ({"chat_template_kwargs": {"thinking": 1}}, "chat_template_kwargs.thinking", "invalid_value"),
         ({"chat_template_kwargs": "x"}, "chat_template_kwargs", "invalid_value"),
-        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template", "unknown_parameter"),
+        (
+            {"chat_template_kwargs": {"chat_template": "x"}},
+            "chat_template_kwargs.chat_template",
+            "unsupported_parameter",
+        ),
         ({"chat_template_kwargs": {"tone": "x"}}, "chat_template_kwargs.tone", "unknown_parameter"),
         ({"reasoning": {"max_tokens": 5}}, "reasoning.max_tokens", "unsupported_parameter"),
     ],
@@ -102,6 +106,20 @@ def test_what_contradicts_itself_or_is_unknown_is_refused(body: dict[str, Any], 
     with pytest.raises(Refusal) as refused:
         normalise_thinking(body)
     assert (refused.value.param, refused.value.code, refused.value.status) == (param, code, 400)
+
+
+def test_a_thinking_budget_is_enforced_where_the_contract_limits_thinking() -> None:
+    """SGLang's strict thinking reads it from the request's custom parameters."""
+    body = {"thinking": {"type": "enabled", "budget_tokens": 40}, "custom_params": {"a": 1}}
+    assert normalise_thinking(body, 100)["custom_params"] == {"a": 1, "thinking_budget": 40}
+    assert "custom_params" not in normalise_thinking({"thinking": {"type": "disabled", "budget_tokens": 40}}, 100)
+
+
+@pytest.mark.parametrize("budget", [0, 101, "40", 40.0, True])
+def test_a_thinking_budget_beyond_the_contract_is_refused(budget: Any) -> None:
+    with pytest.raises(Refusal) as refused:
+        normalise_thinking({"thinking": {"type": "enabled", "budget_tokens": budget}}, 100)
+    assert refused.value.message == f"thinking.budget_tokens must be an integer from 1 to 100, not {budget!r}"
 
 
 @pytest.mark.parametrize(
