@@ -136,7 +136,7 @@ MEANT: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
     "gb300x4": {"tp4": {"whole": GB300}},
     "embedded": {
         "pd": {
-            "prefill": {**CPU, **PREFILL, "disaggregation_bootstrap_port": 30198, "chunked_prefill_size": 1024},
+            "prefill": {**CPU, **PREFILL, "disaggregation_bootstrap_port": 30198, "chunked_prefill_size": 2048},
             "decode": {
                 **CPU,
                 **DECODE,
@@ -144,7 +144,7 @@ MEANT: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
                 "disaggregation_decode_retraction_backup": "none",
             },
         },
-        "single": {"single": {**CPU, **FIRST, "chunked_prefill_size": 1024}},
+        "single": {"single": {**CPU, **FIRST, "chunked_prefill_size": 2048}},
     },
 }
 CASES = [(profile, shape) for profile, shapes in MEANT.items() for shape in shapes]

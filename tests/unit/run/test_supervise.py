@@ -119,7 +119,7 @@ def test_the_service_gets_its_environment(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setenv("INHERITED", "yes")
     plan = fake_plan(tmp_path)
-    service = plan.service("prefill").model_copy(update={"env": {"OWN": "1"}})
+    service = plan.service("prefill").model_copy(update={"env": {"OWN": "1", "PLACE": "file://{TMPDIR}/x"}})
     watched = Watched(plan.model_copy(update={"services": (service,)}))
 
     async def life(supervisor: Supervisor) -> tuple[dict[str, str], str]:
@@ -128,6 +128,7 @@ def test_the_service_gets_its_environment(tmp_path: Path, monkeypatch: pytest.Mo
 
     env, tmp_dir = watched.live(life)
     assert (env["OWN"], env["INHERITED"], env["TMPDIR"]) == ("1", "yes", tmp_dir)
+    assert env["PLACE"] == f"file://{tmp_dir}/x"
     assert "PYTHONDONTWRITEBYTECODE" not in env
 
 
