@@ -15,15 +15,26 @@ from typing import Any
 import httpx
 import openai
 
+from dsv41_serving.facts import find_listener
 from dsv41_serving.run.record import ServiceRecord
 
-PORTS = {
-    "engines.prefill.port": 32100,
-    "engines.prefill.bootstrap_port": 32198,
-    "engines.decode.port": 32200,
-    "router.port": 32001,
-    "router.metrics_port": 32091,
-}
+
+def _choose_ports() -> dict[str, int]:
+    """Return a block of ports that nothing listens on now, so that two test runs on one machine do not meet."""
+    for base in range(32000, 60000, 1000):
+        ports = {
+            "engines.prefill.port": base + 100,
+            "engines.prefill.bootstrap_port": base + 198,
+            "engines.decode.port": base + 200,
+            "router.port": base + 1,
+            "router.metrics_port": base + 91,
+        }
+        if not any(find_listener(port) for port in ports.values()):
+            return ports
+    raise RuntimeError("every block of test ports is taken")
+
+
+PORTS = _choose_ports()
 MODEL = "deepseek-v4.1-flash"
 START_TIMEOUT_S = 400.0
 
