@@ -76,6 +76,8 @@ def _contract_flags(spec: NodeSpec) -> dict[str, FlagValue]:
         "sampling-defaults": "model",
         "enable-cache-report": contract.cache_report,
         "enable-strict-thinking": contract.max_thinking_tokens > 0,
+        # A vision checkpoint otherwise warms itself up with an image, which the contract refuses.
+        "language-model-only": spec.engine.device == "cuda" and not contract.images,
     }
 
 

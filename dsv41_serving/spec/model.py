@@ -145,14 +145,16 @@ class Router(Table):
     """The OpenAI API of the node."""
 
     kind: Literal["sglang-router"] = Field("sglang-router", description="Router implementation.")
-    host: str = Field("127.0.0.1", description="Address of the API. Anything but loopback needs api_key_credential.")
+    host: str = Field("127.0.0.1", description="Address of the API: loopback, as callers need no key.")
     port: Port = Field(30001, description="Port of the API.")
     metrics_port: Port = Field(29000, description="Prometheus page of the router, on loopback.")
     policy: Literal["round_robin", "random", "cache_aware"] = Field(
         "round_robin",
         description="Choice among workers. power_of_two is not offered: it polls an endpoint 0.5.23 lacks.",
     )
-    api_key_credential: str = Field("", description="Name of the systemd credential that holds the API key.")
+    api_key_credential: str = Field(
+        "", description="Name of the systemd credential with the key `dsv41 contract` sends."
+    )
     request_timeout_s: int = Field(1800, ge=1, description="Longest request.")
     max_concurrent_requests: int = Field(256, ge=1, description="Requests in flight; more wait in the router's queue.")
     queue_timeout_s: int = Field(60, ge=1, description="Longest wait in that queue before the client gets 429.")
@@ -169,9 +171,10 @@ class Router(Table):
 
     @model_validator(mode="after")
     def _guarded(self) -> Router:
-        if self.host not in LOOPBACK and not self.api_key_credential:
+        if self.host not in LOOPBACK:
             raise ContradictionError(
-                "host", f"'{self.host}' is not loopback; set router.api_key_credential so that callers need a key"
+                "host",
+                f"'{self.host}' is not loopback, and this router does not ask for keys; keep 127.0.0.1 behind a proxy that does",
             )
         return self
 

@@ -35,6 +35,7 @@ ON_GPU = {
     "device": "cuda",
     "page_size": 256,
     "trust_remote_code": True,
+    "language_model_only": True,
     "decode_log_interval": 10,
 }
 PAIR_ON_GPU = {"enable_decoder_swa_bounded_replay": True, "crash_dump_folder": "/var/lib/dsv41/crash"}
@@ -270,6 +271,7 @@ def test_gb300_runs_the_command_of_its_source(two_sockets: Facts, engine_parser:
         "device",
         "enable_cache_report",
         "enable_metrics",
+        "language_model_only",
         "model_path",
         "nccl_port",
         "page_size",

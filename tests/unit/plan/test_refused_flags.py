@@ -90,10 +90,7 @@ if TYPE_CHECKING:
         ),
         (
             "router.args.api-key='secret'",
-            (
-                "key router.args.api-key: --api-key is refused: "
-                "keys come from a credential file, never from a command line; set router.api_key_credential"
-            ),
+            ("key router.args.api-key: --api-key is refused: keys never stand on a command line; remove it"),
         ),
         (
             "router.args.prefill='http://elsewhere'",

@@ -165,7 +165,8 @@ def complain(path: Path | None, profile: str | None = None, overrides: tuple[str
         ),
         pytest.param(
             "[router]\nhost = '0.0.0.0'",
-            "key router.host: '0.0.0.0' is not loopback; set router.api_key_credential so that callers need a key",
+            "key router.host: '0.0.0.0' is not loopback, and this router does not ask for keys; "
+            "keep 127.0.0.1 behind a proxy that does",
             id="open router",
         ),
         pytest.param(
