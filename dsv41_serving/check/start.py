@@ -11,6 +11,7 @@ from dsv41_serving.embedded.description import Checkpoint
 from dsv41_serving.errors import EngineDriftError, InputError
 from dsv41_serving.plan.memory import check_budget
 from dsv41_serving.plan.ports import find_conflicts
+from dsv41_serving.sglang_plugin.drift import VERSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from dsv41_serving.plan.model import Plan, Service
 
 # Hooks, flags, log texts and metric names of this project are those of exactly these versions.
-PINNED = {"sglang": "0.5.23", "sglang-router": "0.3.2", "nixl": "1.5.1"}
+PINNED = {**VERSIONS, "sglang-router": "0.3.2"}
 
 
 def check_versions() -> None:

@@ -120,5 +120,10 @@ def _prometheus_config(loaded: LoadedSpec, plan: Plan) -> str:
         }
         for service in plan.services
     ]
+    monitoring = loaded.spec.monitoring
+    jobs += [
+        {"job_name": name, "static_configs": [{"targets": [f"127.0.0.1:{port}"], "labels": {"node": plan.node}}]}
+        for name, port in (("prometheus", monitoring.prometheus_port), ("node", monitoring.node_exporter_port))
+    ]
     config = {"global": {"scrape_interval": interval, "evaluation_interval": interval}, "scrape_configs": jobs}
     return json.dumps(config, indent=2) + "\n"

@@ -238,7 +238,6 @@ class Monitoring(Table):
     """What Prometheus scrapes and where."""
 
     scrape_interval_s: int = Field(5, ge=1, description="Time between scrapes.")
-    retention_days: int = Field(30, ge=1, description="How long Prometheus keeps data.")
     prometheus_port: Port = Field(9090, description="Prometheus, on loopback.")
     node_exporter_port: Port = Field(9100, description="node_exporter, on loopback.")
 

@@ -113,7 +113,11 @@ def test_no_directive_is_empty_and_no_placeholder_is_left(two_sockets: Facts) ->
 def test_prometheus_scrapes_every_service(plan: Plan) -> None:
     """YAML takes JSON as it stands; labels say which node and role a sample is of."""
     config = json.loads(text_of(plan, "/etc/dsv41/prometheus/prometheus.yml"))
-    jobs = config["scrape_configs"]
+    jobs = [job for job in config["scrape_configs"] if job["job_name"].startswith("dsv41-")]
+    others = {
+        job["job_name"]: job["static_configs"][0]["targets"] for job in config["scrape_configs"] if job not in jobs
+    }
+    assert others == {"prometheus": ["127.0.0.1:9090"], "node": ["127.0.0.1:9100"]}
     interval = config["global"]["scrape_interval"]
     assert [(job["job_name"], job["metrics_path"], interval) for job in jobs] == [
         ("dsv41-engine-prefill", "/metrics", "5s"),
@@ -148,7 +152,7 @@ def test_the_description_says_of_every_value_where_it_is_from(tmp_path: Path) ->
     lines = node_file_text(loaded).splitlines()
     assert "port = 31000  # --set" in lines
     assert "context_length = 524288  # profile h200x8" in lines
-    assert "retention_days = 30  # default" in lines
+    assert "prometheus_port = 9090  # default" in lines
     shown = tmp_path / "shown.toml"
     shown.write_text("\n".join(lines), encoding="utf-8")
     assert load_spec(shown).spec == loaded.spec

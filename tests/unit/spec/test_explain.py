@@ -75,7 +75,7 @@ def test_a_flag_nobody_set_has_no_value() -> None:
             "monitoring.port",
             (
                 "monitoring: there is no key 'monitoring.port'; "
-                "use one of: node_exporter_port, prometheus_port, retention_days, scrape_interval_s"
+                "use one of: node_exporter_port, prometheus_port, scrape_interval_s"
             ),
         ),
         (

@@ -33,7 +33,7 @@ def test_the_later_layer_wins(write_node: Write) -> None:
     """Default, then profile, then node file, then --set; what a layer does not name stays."""
     loaded = load_spec(write_node(NODE), overrides=["engines.decode.max_running_requests=16"])
     spec = loaded.spec
-    assert spec.monitoring.retention_days == 30
+    assert spec.monitoring.prometheus_port == 9090
     assert spec.engines["decode"].memory_fraction == 0.92
     assert spec.router.port == 31000
     assert spec.engines["decode"].max_running_requests == 16
@@ -44,7 +44,7 @@ def test_every_value_names_its_layer(write_node: Write) -> None:
     """Origins say 'default', the profile, the path of the node file, or '--set'."""
     path = write_node(NODE)
     origins = load_spec(path, overrides=["engines.decode.max_running_requests=16"]).origins
-    assert origins["monitoring.retention_days"] == "default"
+    assert origins["monitoring.prometheus_port"] == "default"
     assert origins["engines.decode.memory_fraction"] == "profile h200x8"
     assert origins["router.port"] == str(path)
     assert origins["engines.decode.max_running_requests"] == "--set"
