@@ -38,13 +38,13 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def describe_environment(arguments: list[str]) -> dict[str, Any]:
-    """GPU, driver, versions, commit, command and date of a run."""
+def describe_environment(arguments: list[str], module: str = "bench") -> dict[str, Any]:
+    """GPU, driver, versions, commit, command and date of a run of `dsv41_kernels.<module>`."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     driver = subprocess.run(query, check=False, capture_output=True, text=True).stdout.split("\n")[0].strip()
     return {
         "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"),
-        "command": shlex.join(["python", "-m", "dsv41_kernels.bench", *arguments]),
+        "command": shlex.join(["python", "-m", f"dsv41_kernels.{module}", *arguments]),
         "commit": os.environ.get("DSV41_COMMIT") or _commit(),
         "gpu": torch.cuda.get_device_name(),
         "capability": list(torch.cuda.get_device_capability()),

@@ -1,0 +1,107 @@
+"""The synthetic model and the comparison of answers; the servers themselves need a GPU."""
+
+import math
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dsv41_kernels import codec
+from dsv41_kernels.serve import weights, workload
+from dsv41_kernels.serve.model import Scale
+
+
+class Layer(torch.nn.Module):
+    """One of each kind of tensor that the engine's V4.1 model holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        made = {
+            "norm.weight": torch.empty(256),
+            "wq.weight": torch.empty(64, 512, dtype=torch.float8_e4m3fn),
+            "wq.weight_scale_inv": torch.empty(2, 16),
+            "w2_weight": torch.empty(3, 64, 256, dtype=torch.float8_e4m3fn),
+            "w2_weight_scale_inv": torch.empty(3, 2, 8),
+            "w13_weight": torch.empty(3, 64, 128, dtype=torch.uint8),
+            "w13_weight_scale_inv": torch.empty(3, 64, 8, dtype=torch.uint8),
+            "gate.weight": torch.empty(16, 1024),
+            "hc_attn_scale": torch.empty(3),
+            "token_map": torch.arange(7),
+        }
+        for name, tensor in made.items():
+            self.register_buffer(name.replace(".", "__"), tensor)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        return {name.replace("__", "."): tensor for name, tensor in super().state_dict().items()}
+
+
+def filled(seed: int) -> dict[str, torch.Tensor]:
+    layer = Layer()
+    weights.initialize(layer, seed)
+    return layer.state_dict()
+
+
+def test_matrices_have_unit_gain_whatever_their_type() -> None:
+    tensors = filled(1)
+    blocks = tensors["wq.weight_scale_inv"].repeat_interleave(32, 0).repeat_interleave(32, 1)
+    gain = (tensors["wq.weight"].float() * blocks).std() * math.sqrt(512)
+    assert 0.7 < gain < 1.45  # a power-of-two scale is within a factor of sqrt(2)
+    blocks = tensors["w2_weight_scale_inv"].repeat_interleave(32, 1).repeat_interleave(32, 2)
+    assert 0.7 < (tensors["w2_weight"].float() * blocks).std() * math.sqrt(256) < 1.45
+    packed = tensors["w13_weight"]
+    codes = codec.unpack_nibbles(packed)
+    scales = torch.exp2(tensors["w13_weight_scale_inv"].float() - 127).repeat_interleave(32, 2)
+    assert 0.7 < (codec.decode_e2m1(codes) * scales).std() * math.sqrt(256) < 1.45
+    assert 0.95 < tensors["gate.weight"].std() * math.sqrt(1024) < 1.05
+
+
+def test_vectors_are_neutral_and_integers_untouched() -> None:
+    tensors = filled(1)
+    assert abs(tensors["norm.weight"].mean() - 1) < 0.05
+    assert tensors["hc_attn_scale"].tolist() == [1, 1, 1]
+    assert tensors["token_map"].tolist() == list(range(7))
+
+
+def test_the_same_seed_gives_the_same_model_and_another_seed_another() -> None:
+    first, again, other = filled(1), filled(1), filled(2)
+    for name, tensor in first.items():
+        assert torch.equal(tensor.view(torch.uint8), again[name].view(torch.uint8)), name
+    assert not torch.equal(first["gate.weight"], other["gate.weight"])
+
+
+def test_a_seed_that_is_no_number_ends_the_process_with_one_line() -> None:
+    environment = {**os.environ, weights.VARIABLE: "one"}
+    run = subprocess.run(
+        [sys.executable, "-c", "from dsv41_kernels.serve.weights import register; register()"],
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 1
+    assert run.stderr == "DSV41_SYNTHETIC_SEED='one' is not a whole number; set one, or unset it\n"
+
+
+def test_answers_are_compared_up_to_their_first_difference() -> None:
+    theirs = [workload.Answer([5, 6, 7], [1.0, 2.0, 0.01]), workload.Answer([5, 6], [3.0, 4.0])]
+    ours = [workload.Answer([5, 6, 8], [0.0, 0.0, 0.0]), workload.Answer([5, 6], [0.0, 0.0])]
+    assert workload.compare_answers(ours, theirs) == {
+        "answers": 2,
+        "equal": 1,
+        "tokens": 5,
+        "distinct_tokens": 3,
+        "median_margin_nats": 2.0,
+        "differences": [{"position": 2, "margin_nats": 0.01}],
+    }
+
+
+@pytest.mark.parametrize(("heads", "groups"), [(8, 1), (16, 2), (64, 8)])
+def test_the_model_has_every_kind_of_layer_and_a_ranks_heads(heads: int, groups: int) -> None:
+    config = Scale(heads=heads).config()
+    assert (config["num_attention_heads"], config["o_groups"]) == (heads, groups)
+    assert config["compress_ratios"] == [0, 0, 2, 2, 1, 1]
+    assert config["kv_source_layer_ids"] == [2, 4]
+    assert re.fullmatch("DeepseekV41.*", config["architectures"][0])
