@@ -327,7 +327,7 @@ def contract() -> None:
 @click.option(
     "--api-key-file",
     type=click.Path(path_type=Path),
-    help="File with the API key (default: the credential router.api_key_credential).",
+    help="File with the API key (default, for the router of the plan: router.api_key_file).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Write a JUnit document to this file as well.")
@@ -343,9 +343,9 @@ def contract_check(  # noqa: PLR0917 - click passes every option
     list_only: bool,  # noqa: FBT001
 ) -> None:
     """Run the contract suite, or only CLAUSEs of it; exit 1 on any miss."""
+    from dsv41_serving.check.access import find_access  # noqa: PLC0415
     from dsv41_serving.contract import report  # noqa: PLC0415
     from dsv41_serving.contract.check import check_contract  # noqa: PLC0415
-    from dsv41_serving.contract.deployment import read_api_key  # noqa: PLC0415
     from dsv41_serving.contract.suite import all_kept, choose  # noqa: PLC0415
 
     chosen = choose(clauses)
@@ -353,14 +353,14 @@ def contract_check(  # noqa: PLR0917 - click passes every option
         for clause in chosen:
             click.echo(f"{clause.name:<{report.NAME_WIDTH}} {clause.statement}")
         return
-    loaded = context.load()
+    made = context.plan_if_possible() if url else context.plan()[0]
     done = asyncio.run(
         check_contract(
-            loaded.spec.contract,
+            context.load().spec.contract,
             chosen,
-            plan=context.plan_if_possible() if url else context.plan()[0],
+            plan=made,
             url=url,
-            api_key=read_api_key(api_key_file, loaded.spec.router.api_key_credential),
+            access=find_access(made, url, api_key_file),
             on_result=lambda result: None if as_json else click.echo(report.as_line(result)),
         )
     )
@@ -411,14 +411,14 @@ def contract_watch(  # noqa: PLR0917 - click passes every option
     api_key_file: Path | None,
 ) -> None:
     """Repeat a cheap part of the suite and say what drifted from what was served before."""
-    from dsv41_serving.contract.deployment import read_api_key  # noqa: PLC0415
+    from dsv41_serving.check.access import find_access  # noqa: PLC0415
     from dsv41_serving.contract.watch import watch_contract  # noqa: PLC0415
 
     made, _ = context.plan()
     last = asyncio.run(
         watch_contract(
             made,
-            api_key=read_api_key(api_key_file, context.load().spec.router.api_key_credential),
+            access=find_access(made, key_file=api_key_file),
             interval_s=interval_s,
             once=once,
             accept=accept,

@@ -21,9 +21,7 @@ class Answer:
     problem: str
 
 
-async def converse(
-    client: httpx.AsyncClient, base_url: str, model: str, *, headers: dict[str, str] | None = None
-) -> Answer:
+async def converse(client: httpx.AsyncClient, base_url: str, model: str) -> Answer:
     """Ask one question at `base_url` without thinking and judge the reply.
 
     Wants HTTP 200, the model name back, content that is not empty, a finish reason, and token counts above zero.
@@ -36,7 +34,7 @@ async def converse(
         "temperature": 0,
         "chat_template_kwargs": {"thinking": False},
     }
-    response = await client.post(f"{base_url}/v1/chat/completions", json=body, headers=headers or {})
+    response = await client.post(f"{base_url}/v1/chat/completions", json=body)
     if response.status_code != httpx.codes.OK:
         return _rejected(f"HTTP {response.status_code}: {response.text[:200].strip()}")
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from dsv41_serving.check.access import find_access, open_client
 from dsv41_serving.check.contract import check_contract
 from dsv41_serving.check.conversation import PROMPT, converse
 from dsv41_serving.check.identity import check_identity
@@ -47,24 +48,23 @@ async def check_engine(
     return findings
 
 
-async def check_router(
-    plan: Plan, service: Service, pid: int, start_ticks: int, headers: dict[str, str] | None = None
-) -> list[Finding]:
+async def check_router(plan: Plan, service: Service, pid: int, start_ticks: int) -> list[Finding]:
     """Run the gate of the router, whose process is `pid`, started at `start_ticks`. Stops at the first failure.
 
-    Sends one conversation through it and compares each engine's counters before and after.
+    Sends one conversation through it, with the key where it asks for one, and compares each engine's counters before and
+    after. Raises InputError when that key cannot be read.
     """
     findings = [check_identity(service, pid, start_ticks)]
     if not findings[-1].passed:
         return findings
-    async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+    async with open_client(find_access(plan), TIMEOUT_S) as client:
         for probe in (_workers, _model, _contract):
             findings.append(await _guard(service, probe.__name__.lstrip("_"), probe(client, plan, service)))
             if not findings[-1].passed:
                 return findings
         try:
             before = {engine.name: await scrape(client, engine.metrics_url) for engine in plan.engines}
-            answer = await converse(client, service.url, plan.served_model_name, headers=headers)
+            answer = await converse(client, service.url, plan.served_model_name)
             after = {engine.name: await scrape(client, engine.metrics_url) for engine in plan.engines}
         except (httpx.HTTPError, ValueError) as error:
             findings.append(

@@ -19,7 +19,7 @@ def check_identity(service: Service, pid: int, start_ticks: int) -> Finding:
         return _finding(
             service, passed=False, seen=f"pid {pid} is no longer the process that was started", remedy="start it again"
         )
-    listener = find_listener(service.port, address="127.0.0.1")
+    listener = find_listener(service.port, address=service.address)
     if listener is None:
         return _finding(
             service, passed=False, seen=f"nothing listens on port {service.port}", remedy="read the log of the service"

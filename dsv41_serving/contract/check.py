@@ -12,6 +12,7 @@ from dsv41_serving.contract.suite import Result, run_clauses
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from dsv41_serving.check.access import Access
     from dsv41_serving.contract.clause import Clause
     from dsv41_serving.plan.model import Plan
     from dsv41_serving.spec.model import Contract
@@ -33,12 +34,12 @@ async def check_contract(
     *,
     plan: Plan | None,
     url: str | None,
-    api_key: str,
+    access: Access,
     on_result: Callable[[Result], None],
 ) -> Checked:
     """Judge the router of `plan`, or whatever answers at `url`, by `clauses`. Raises InputError when nothing answers there."""
     start = time.monotonic()
-    async with open_client(api_key) as client:
+    async with open_client(access) as client:
         deployment = of_plan(plan, client, url) if plan is not None else None
         if deployment is None:
             deployment = await of_url(url or "", client, contract)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
 
+from dsv41_serving.check.access import open_client as access_client
 from dsv41_serving.contract.reply import NoAnswerError, Reply, read_reply, read_stream
 from dsv41_serving.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from dsv41_serving.check.access import Access
     from dsv41_serving.plan.model import Plan
     from dsv41_serving.spec.model import Contract
 
@@ -169,28 +169,6 @@ async def of_url(url: str, client: httpx.AsyncClient, contract: Contract) -> Dep
     return Deployment(client, contract, front, () if role is None else (front,))
 
 
-def open_client(api_key: str = "") -> httpx.AsyncClient:
-    """Return a client that sends `api_key`, if any, as a bearer token."""
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    return httpx.AsyncClient(timeout=TIMEOUT_S, headers=headers, limits=httpx.Limits(max_connections=32))
-
-
-def read_api_key(file: Path | None, credential: str) -> str:
-    """Return the API key in `file`, else in systemd's credential named `credential`, else ''.
-
-    Raises InputError when the file cannot be read or is empty.
-    """
-    directory = os.environ.get("CREDENTIALS_DIRECTORY", "")
-    path = file or (Path(directory, credential) if directory and credential else None)
-    if path is None:
-        return ""
-    try:
-        key = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise InputError(
-            f"the API key cannot be read ({reason})", where=str(path), remedy="name a file that holds the key alone"
-        ) from None
-    if not key or "\n" in key:
-        raise InputError("holds no API key", where=str(path), remedy="put the key into it, on one line")
-    return key
+def open_client(access: Access) -> httpx.AsyncClient:
+    """Return a client with the patience and the connections that the suite needs."""
+    return access_client(access, TIMEOUT_S, max_connections=32)

@@ -30,6 +30,7 @@ from dsv41_serving.contract.suite import Result, all_kept, choose, run_clauses
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dsv41_serving.check.access import Access
     from dsv41_serving.contract.deployment import Deployment
     from dsv41_serving.plan.model import Plan
 
@@ -135,11 +136,11 @@ class Watch:
 
 
 async def watch_contract(
-    plan: Plan, *, api_key: str, interval_s: float, once: bool, accept: bool, on_round: Callable[[Round], None]
+    plan: Plan, *, access: Access, interval_s: float, once: bool, accept: bool, on_round: Callable[[Round], None]
 ) -> Round:
     """Look at the router of `plan` every `interval_s` seconds, or once; return the last round."""
     watch = Watch(plan.state_dir)
-    async with open_client(api_key) as client:
+    async with open_client(access) as client:
         deployment = of_plan(plan, client)
         if deployment is None:
             raise RuntimeError("a plan always has a router")

@@ -68,7 +68,10 @@ REFUSED: dict[str, str] = {
 
 # Flag of sglang-router -> why it may not stand in `router.args`.
 REFUSED_BY_ROUTER: dict[str, str] = {
-    "api-key": REFUSED["api-key"],
+    "api-key": "keys never stand on a command line; set router.api_key_file instead",
+    "api-key-file": _OWNED.format(key="router.api_key_file"),
+    "tls-cert-path": _OWNED.format(key="router.tls_cert_file"),
+    "tls-key-path": _OWNED.format(key="router.tls_key_file"),
     "control-plane-api-keys": "keys come from a credential file, never from a command line; remove it",
     "worker-urls": "the workers are the engines of the shape; set shape instead",
     "pd-disaggregation": "the workers are the engines of the shape; set shape instead",

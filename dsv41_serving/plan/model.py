@@ -58,16 +58,31 @@ class Service(_Value):
     """Services whose gate must have passed before this one starts."""
     start_timeout_s: float
     drain_timeout_s: float
+    credentials: dict[str, str] = {}
+    """Secrets the service reads: name of the systemd credential -> file on this machine."""
+    tls_cert_file: str = ""
+    """Certificate it answers with; empty: plain HTTP."""
+
+    @property
+    def address(self) -> str:
+        """The IP address at which this machine reaches the service: loopback where it listens on every address."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "127.0.0.1"}.get(self.host, self.host)  # noqa: S104 nothing is bound
 
     @property
     def url(self) -> str:
-        """Base URL of the service, without a trailing slash."""
-        return f"http://{self.host}:{self.port}"
+        """Base URL of the service on this machine, without a trailing slash."""
+        scheme = "https" if self.tls_cert_file else "http"
+        return f"{scheme}://{bracket(self.address)}:{self.port}"
 
     @property
     def is_engine(self) -> bool:
         """Whether this is an SGLang server."""
         return self.kind != "router"
+
+
+def bracket(address: str) -> str:
+    """Return an IP address as URLs and socket addresses write it: IPv6 in brackets."""
+    return f"[{address}]" if ":" in address else address
 
 
 class ServedModel(_Value):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dsv41_serving.credential import API_KEY, TLS_KEY
 from dsv41_serving.plan.flags import REFUSED_BY_ROUTER, check_args, flag_args
-from dsv41_serving.plan.model import Placement, Service
+from dsv41_serving.plan.model import Placement, Service, bracket
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsv41_serving.spec.model import FlagValue, NodeSpec
+    from dsv41_serving.spec.model import FlagValue, NodeSpec, Router
 
 
 def plan_router(spec: NodeSpec, engines: Sequence[Service], *, python: str) -> Service:
@@ -18,8 +19,9 @@ def plan_router(spec: NodeSpec, engines: Sequence[Service], *, python: str) -> S
     router = spec.router
     check_args(router.args, "router.args", REFUSED_BY_ROUTER)
     flags: dict[str, FlagValue] = {
-        "host": router.host,
+        "host": bracket(router.host),
         "port": router.port,
+        **_access_flags(router),
         "policy": router.policy,
         "prometheus-host": "127.0.0.1",
         "prometheus-port": router.metrics_port,
@@ -49,7 +51,24 @@ def plan_router(spec: NodeSpec, engines: Sequence[Service], *, python: str) -> S
         after=tuple(engine.name for engine in engines),
         start_timeout_s=60.0,
         drain_timeout_s=router.drain_timeout_s,
+        credentials=_credentials(router),
+        tls_cert_file=router.tls_cert_file,
     )
+
+
+def _credentials(router: Router) -> dict[str, str]:
+    files = {API_KEY: router.api_key_file, TLS_KEY: router.tls_key_file}
+    return {name: file for name, file in files.items() if file}
+
+
+def _access_flags(router: Router) -> dict[str, FlagValue]:
+    """Who may call. Secrets are named here and read by `run.launch_router`: a command line is public."""
+    flags: dict[str, FlagValue] = {}
+    if router.api_key_file:
+        flags["api-key-file"] = router.api_key_file
+    if router.tls_cert_file:
+        flags |= {"tls-cert-path": router.tls_cert_file, "tls-key-path": router.tls_key_file}
+    return flags
 
 
 def _worker_args(engines: Sequence[Service]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from dsv41_serving.check.access import Access, find_access, open_client
 from dsv41_serving.errors import GateError
 from dsv41_serving.run.notify import Notifier
 from dsv41_serving.run.prepare import hold_lock
@@ -84,7 +85,7 @@ async def _run(
             starting.result()
             extending.cancel()
             notifier.ready(f"ready on port {service.port}")
-            await _watch(service, supervisor, notifier, stopping)
+            await _watch(service, find_access(plan), supervisor, notifier, stopping)
     finally:
         for task in (extending, starting, stopping):
             task.cancel()
@@ -135,12 +136,14 @@ async def _extend_while_progressing(notifier: Notifier, supervisor: Supervisor, 
         await asyncio.sleep(_EXTEND_EVERY_S)
 
 
-async def _watch(service: Service, supervisor: Supervisor, notifier: Notifier, stopping: asyncio.Task[object]) -> None:
+async def _watch(
+    service: Service, access: Access, supervisor: Supervisor, notifier: Notifier, stopping: asyncio.Task[object]
+) -> None:
     """Feed the watchdog while the service answers, until a stop is requested. Raises GateError when the service ends."""
     ended = asyncio.create_task(supervisor.wait())
     period = notifier.watchdog_s / 2 if notifier.watchdog_s else None
     try:
-        async with httpx.AsyncClient(timeout=period or 5.0) as client:
+        async with open_client(access, period or 5.0) as client:
             while not stopping.done():
                 await asyncio.wait({ended, stopping}, timeout=period, return_when=asyncio.FIRST_COMPLETED)
                 if ended.done():

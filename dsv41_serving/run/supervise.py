@@ -53,7 +53,6 @@ class Supervisor:
         on_change: Callable[[ServiceRecord], None],
         pin: bool = True,
         read_gpus: Callable[[], Sequence[Gpu]] = tuple,
-        headers: dict[str, str] | None = None,
     ) -> None:
         """Supervise `service` of `plan`; what it prints goes to `output` byte by byte."""
         self.service = service
@@ -62,7 +61,6 @@ class Supervisor:
         self._on_change = on_change
         self._pin = pin
         self._read_gpus = read_gpus
-        self._headers = headers
         self._history = StartHistory(plan.state_dir, service.name)
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -245,7 +243,7 @@ class Supervisor:
                 self._plan, self.service, pid, ticks, await asyncio.to_thread(self._read_gpus)
             )
         else:
-            findings = await check_router(self._plan, self.service, pid, ticks, self._headers)
+            findings = await check_router(self._plan, self.service, pid, ticks)
         failed = next((finding.seen for finding in findings if not finding.passed), "")
         if failed != self.record.detail:
             self._update(self.record.state, self.record.phase, detail=failed)

@@ -11,6 +11,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from dsv41_serving.credential import API_KEY
 from dsv41_serving.errors import GateError, InputError
 from dsv41_serving.run.prepare import hold_lock, log_path
 from dsv41_serving.run.progress import Progress
@@ -171,9 +172,12 @@ def _announce(plan: Plan, console: Console, record: StackRecord) -> None:
 def how_to_call(plan: Plan) -> str:
     """Return what a new user needs to talk to the stack."""
     url = plan.router.url
+    key_file = plan.router.credentials.get(API_KEY)
+    key = f'  -H "authorization: Bearer $(cat {key_file})" \\\n' if key_file else ""
+    trust = f"--cacert {plan.router.tls_cert_file} " if plan.router.tls_cert_file else ""
     return (
         f"\nReady: {plan.served_model_name} at {url}/v1\n\n"
-        f"  curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{{\n"
+        f"  curl {trust}{url}/v1/chat/completions \\\n{key}  -H 'content-type: application/json' -d '{{\n"
         f'    "model": "{plan.served_model_name}",\n'
         '    "messages": [{"role": "user", "content": "What is the capital of France?"}],\n'
         '    "max_tokens": 200}\'\n\n'

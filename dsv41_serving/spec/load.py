@@ -276,4 +276,6 @@ def _expand_paths(spec: NodeSpec) -> NodeSpec:
         update={key: os.path.expanduser(getattr(spec.node, key)) for key in ("state_dir", "cache_dir")}  # noqa: PTH111 - text, not a Path
     )
     model = spec.model.model_copy(update={"path": os.path.expanduser(spec.model.path)})  # noqa: PTH111
-    return spec.model_copy(update={"node": node, "model": model})
+    files = ("api_key_file", "tls_cert_file", "tls_key_file")
+    router = spec.router.model_copy(update={key: os.path.expanduser(getattr(spec.router, key)) for key in files})  # noqa: PTH111
+    return spec.model_copy(update={"node": node, "model": model, "router": router})

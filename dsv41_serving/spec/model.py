@@ -6,6 +6,7 @@ are errors. This module holds meaning only: reading and merging is `spec.load`, 
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -18,6 +19,8 @@ Seconds = Annotated[float, Field(gt=0)]
 Bytes = Annotated[int, Field(ge=0)]
 # Names of engines become names of services, units and files.
 EngineName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+# Paths that become directives of a unit: absolute, and without the characters systemd gives a meaning.
+CredentialPath = Annotated[str, Field(pattern=r"^([/~][^\s:%\\]*)?$")]
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -145,15 +148,20 @@ class Router(Table):
     """The OpenAI API of the node."""
 
     kind: Literal["sglang-router"] = Field("sglang-router", description="Router implementation.")
-    host: str = Field("127.0.0.1", description="Address of the API: loopback, as callers need no key.")
+    host: str = Field("127.0.0.1", description="IP address of the API. Off loopback it needs api_key_file.")
     port: Port = Field(30001, description="Port of the API.")
     metrics_port: Port = Field(29000, description="Prometheus page of the router, on loopback.")
     policy: Literal["round_robin", "random", "cache_aware"] = Field(
         "round_robin",
         description="Choice among workers. power_of_two is not offered: it polls an endpoint 0.5.23 lacks.",
     )
-    api_key_credential: str = Field(
-        "", description="Name of the systemd credential with the key `dsv41 contract` sends."
+    api_key_file: CredentialPath = Field(
+        "",
+        description="File with the key clients must send, alone on one line; systemd reads it as root. Empty: no key.",
+    )
+    tls_cert_file: CredentialPath = Field("", description="Certificate chain of the API (PEM). Empty: plain HTTP.")
+    tls_key_file: CredentialPath = Field(
+        "", description="Private key of that certificate (PEM); systemd reads it as root."
     )
     request_timeout_s: int = Field(1800, ge=1, description="Longest request.")
     max_concurrent_requests: int = Field(256, ge=1, description="Requests in flight; more wait in the router's queue.")
@@ -171,10 +179,21 @@ class Router(Table):
 
     @model_validator(mode="after")
     def _guarded(self) -> Router:
-        if self.host not in LOOPBACK:
+        try:
+            address = ipaddress.ip_address(self.host)
+        except ValueError:
+            raise ContradictionError(
+                "host", f"'{self.host}' is not an IP address; write 127.0.0.1, for example"
+            ) from None
+        if not address.is_loopback and not self.api_key_file:
             raise ContradictionError(
                 "host",
-                f"'{self.host}' is not loopback, and this router does not ask for keys; keep 127.0.0.1 behind a proxy that does",
+                f"'{self.host}' is not loopback, so callers need a key; set router.api_key_file, or keep 127.0.0.1",
+            )
+        if bool(self.tls_cert_file) is not bool(self.tls_key_file):
+            present, absent = ("cert", "key") if self.tls_cert_file else ("key", "cert")
+            raise ContradictionError(
+                f"tls_{present}_file", f"tls_{absent}_file is missing beside it; set both, or neither for plain HTTP"
             )
         return self
 

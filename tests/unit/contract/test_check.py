@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import httpx
 import pytest
 from click.testing import CliRunner
 
+from dsv41_serving.check.access import find_access
 from dsv41_serving.cli import cli
 from dsv41_serving.contract import report
 from dsv41_serving.contract.check import Checked
 from dsv41_serving.contract.clauses import CLAUSES
-from dsv41_serving.contract.deployment import Deployment, of_plan, of_url, open_client, read_api_key
+from dsv41_serving.contract.deployment import Deployment, of_plan, of_url, open_client
 from dsv41_serving.contract.reply import is_openai_error, paths, read_stream
 from dsv41_serving.contract.suite import choose, run_clauses
 from dsv41_serving.errors import InputError
@@ -41,7 +41,7 @@ def at(url: str, transport: httpx.AsyncBaseTransport) -> Deployment:
 
 
 def test_router_of_the_plan_is_judged_with_its_engines_behind_it(plan: Plan) -> None:
-    found = of_plan(plan, open_client())
+    found = of_plan(plan, open_client(find_access(plan)))
     assert found is not None
     assert (found.front.name, found.front.kind, found.own) == ("router", "router", True)
     assert [engine.name for engine in found.engines] == ["prefill", "decode"]
@@ -49,14 +49,14 @@ def test_router_of_the_plan_is_judged_with_its_engines_behind_it(plan: Plan) -> 
 
 
 def test_engine_of_the_plan_is_judged_alone(plan: Plan) -> None:
-    found = of_plan(plan, open_client(), f"{plan.service('prefill').url}/")
+    found = of_plan(plan, open_client(find_access(plan)), f"{plan.service('prefill').url}/")
     assert found is not None
     assert [engine.name for engine in found.engines] == ["prefill"]
     assert not found.answers
 
 
 def test_address_outside_the_plan_is_none_of_its_servers(plan: Plan) -> None:
-    assert of_plan(plan, open_client(), "http://elsewhere:8000") is None
+    assert of_plan(plan, open_client(find_access(plan)), "http://elsewhere:8000") is None
 
 
 @pytest.mark.parametrize(
@@ -82,32 +82,6 @@ def test_nobody_at_the_address_is_one_line() -> None:
 
     with pytest.raises(InputError, match=r"http://elsewhere: nothing answers \(ConnectError\); start it"):
         at("http://elsewhere", httpx.MockTransport(refuse))
-
-
-def test_key_comes_from_a_file_or_a_credential_and_is_sent_as_bearer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "router-key").write_text("secret\n", encoding="utf-8")
-    assert read_api_key(tmp_path / "router-key", "") == "secret"
-    assert read_api_key(None, "router-key") == ""
-    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
-    assert read_api_key(None, "router-key") == "secret"
-    assert read_api_key(None, "") == ""
-    assert open_client("secret").headers["authorization"] == "Bearer secret"
-    assert "authorization" not in open_client().headers
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"), [("", "holds no API key"), ("a\nb\n", "holds no API key"), (None, "cannot be read")]
-)
-def test_bad_key_file_is_one_line_without_its_content(tmp_path: Path, text: str | None, problem: str) -> None:
-    file = tmp_path / "key"
-    if text is not None:
-        file.write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match=problem) as caught:
-        read_api_key(file, "")
-    assert str(file) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_unknown_clause_is_refused_with_the_names() -> None:

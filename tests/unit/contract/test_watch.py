@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from dsv41_serving.check.access import Access
 from dsv41_serving.contract import watch
 from dsv41_serving.contract.clauses import CLAUSES
 from dsv41_serving.contract.fingerprint import REMEDIES, UNKNOWN, Drift, compare_fingerprints
@@ -156,7 +157,7 @@ def test_watch_goes_on_until_told_otherwise_and_accepts_once(tmp_path: Path, mon
     plan = SimpleNamespace(state_dir=str(tmp_path / "state"), model=SimpleNamespace(path=str(tmp_path / "served")))
     with pytest.raises(_EnoughError):
         asyncio.run(
-            watch.watch_contract(plan, api_key="", interval_s=0.01, once=False, accept=True, on_round=note)  # type: ignore[arg-type]
+            watch.watch_contract(plan, access=Access(""), interval_s=0.01, once=False, accept=True, on_round=note)  # type: ignore[arg-type]
         )
     assert [len(done.drift) for done in rounds] == [0, 1, 1]
 

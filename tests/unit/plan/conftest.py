@@ -42,10 +42,8 @@ def engine_parser() -> argparse.ArgumentParser:
 
 @pytest.fixture(scope="session")
 def router_parser() -> argparse.ArgumentParser:
-    """Return the parser of the installed sglang-router."""
-    router_args = pytest.importorskip(
-        "sglang_router.router_args", reason="sglang-router is not installed: pip install -r requirements.lock"
-    )
-    parser = argparse.ArgumentParser()
-    router_args.RouterArgs.add_cli_args(parser, use_router_prefix=False)
-    return parser
+    """Return the parser of the installed sglang-router, with the flag our launcher adds."""
+    pytest.importorskip("sglang_router", reason="sglang-router is not installed: pip install -r requirements.lock")
+    from dsv41_serving.run.launch_router import make_parser
+
+    return make_parser()

@@ -324,12 +324,20 @@ def test_the_router_is_set_up_as_the_node_says(two_sockets: Facts, router_parser
         "router.health_interval_s=107",
         "router.health_timeout_s=108",
         "router.health_failures=109",
+        "router.host='0.0.0.0'",
+        "router.api_key_file='/etc/dsv41/api-key'",
+        "router.tls_cert_file='/etc/dsv41/tls.pem'",
+        "router.tls_key_file='/etc/dsv41/tls.key'",
         "router.args={log-level='warn'}",
     ]
     plan = make(two_sockets, "h200x8", "pd", *overrides)
     settings = vars(router_parser.parse_args(split(plan.router)[1]))
     assert {
-        "host": "127.0.0.1",
+        "host": "0.0.0.0",  # noqa: S104 nothing is bound
+        "api_key_file": "/etc/dsv41/api-key",
+        "api_key": None,
+        "tls_cert_path": "/etc/dsv41/tls.pem",
+        "tls_key_path": "/etc/dsv41/tls.key",
         "port": 31001,
         "prometheus_host": "127.0.0.1",
         "prometheus_port": 31002,
@@ -348,6 +356,14 @@ def test_the_router_is_set_up_as_the_node_says(two_sockets: Facts, router_parser
         "log_level": "warn",
     }.items() <= settings.items()
     assert plan.router.metrics_url == "http://127.0.0.1:31002/metrics"
+    assert plan.router.url == "https://127.0.0.1:31001"
+
+
+def test_an_ipv6_address_is_written_in_brackets(two_sockets: Facts, router_parser: argparse.ArgumentParser) -> None:
+    """The router takes what stands before its port as it is."""
+    router = make(two_sockets, "h200x8", "pd", "router.host='::1'").router
+    assert router_parser.parse_args(split(router)[1]).host == "[::1]"
+    assert router.url == "http://[::1]:30001"
 
 
 def test_no_retries_also_switches_them_off(two_sockets: Facts, router_parser: argparse.ArgumentParser) -> None:

@@ -90,7 +90,9 @@ if TYPE_CHECKING:
         ),
         (
             "router.args.api-key='secret'",
-            ("key router.args.api-key: --api-key is refused: keys never stand on a command line; remove it"),
+            (
+                "key router.args.api-key: --api-key is refused: keys never stand on a command line; set router.api_key_file instead"
+            ),
         ),
         (
             "router.args.prefill='http://elsewhere'",

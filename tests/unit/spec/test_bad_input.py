@@ -164,9 +164,24 @@ def complain(path: Path | None, profile: str | None = None, overrides: tuple[str
         ),
         pytest.param(
             "[router]\nhost = '0.0.0.0'",
-            "key router.host: '0.0.0.0' is not loopback, and this router does not ask for keys; "
-            "keep 127.0.0.1 behind a proxy that does",
+            "key router.host: '0.0.0.0' is not loopback, so callers need a key; set router.api_key_file, or keep 127.0.0.1",
             id="open router",
+        ),
+        pytest.param(
+            "[router]\nhost = 'localhost'",
+            "key router.host: 'localhost' is not an IP address; write 127.0.0.1, for example",
+            id="router on a name",
+        ),
+        pytest.param(
+            "[router]\ntls_cert_file = '/etc/dsv41/tls.pem'",
+            "key router.tls_cert_file: tls_key_file is missing beside it; set both, or neither for plain HTTP",
+            id="certificate without its key",
+        ),
+        pytest.param(
+            "[router]\napi_key_file = 'keys/router'",
+            'key router.api_key_file: value "keys/router" cannot be used; it should match pattern '
+            "'^([/~][^\\s:%\\\\]*)?$'",
+            id="relative key file",
         ),
         pytest.param(
             "shape = 'pdd'", "key shape: there is no shape 'pdd'; use one of: pd, replicas, tp8", id="unknown shape"
