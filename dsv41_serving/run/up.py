@@ -173,11 +173,12 @@ def how_to_call(plan: Plan) -> str:
     """Return what a new user needs to talk to the stack."""
     url = plan.router.url
     key_file = plan.router.credentials.get(API_KEY)
-    key = f'  -H "authorization: Bearer $(cat {key_file})" \\\n' if key_file else ""
-    trust = f"--cacert {plan.router.tls_cert_file} " if plan.router.tls_cert_file else ""
+    key = f' -H "authorization: Bearer $(cat {key_file})"' if key_file else ""
+    # The certificate is for the name that clients use, not for this address.
+    trust = " --insecure" if plan.router.tls_cert_file else ""
     return (
         f"\nReady: {plan.served_model_name} at {url}/v1\n\n"
-        f"  curl {trust}{url}/v1/chat/completions \\\n{key}  -H 'content-type: application/json' -d '{{\n"
+        f"  curl {url}/v1/chat/completions{trust}{key} -H 'content-type: application/json' -d '{{\n"
         f'    "model": "{plan.served_model_name}",\n'
         '    "messages": [{"role": "user", "content": "What is the capital of France?"}],\n'
         '    "max_tokens": 200}\'\n\n'
