@@ -1,0 +1,124 @@
+"""The hand-off of KV from prefill to decode: speed against the link, size, waiting, failures, lane."""
+
+from __future__ import annotations
+
+from dsv41_serving.dashboards.panel import Panel, Query, Row, Step
+from dsv41_serving.dashboards.promql import (
+    DECODE,
+    ENGINE,
+    PREFILL,
+    buckets,
+    or_zero,
+    quantile,
+    ratio,
+    select,
+    total,
+    total_rate,
+)
+
+_UP = total(select("up", ENGINE), "service")
+_MIB_PER_MS_IN_GB_PER_S = "1.048576"
+
+HAND_OFF = Row(
+    title="KV hand-off",
+    panels=(
+        Panel(
+            title="Hand-off speed",
+            question="Does the hand-off run at the speed of the link?",
+            reading=(
+                "Per request, seen at prefill. The mean is bytes over time; a small request never reaches the speed of the "
+                "link. The lowest bucket of the quantiles ends at 0.1 GB/s: below it only the mean tells the truth."
+            ),
+            kind="lines",
+            unit="GBs",
+            queries=(
+                Query(quantile(0.5, "sglang:kv_transfer_speed_gb_s", PREFILL), "p50"),
+                Query(quantile(0.1, "sglang:kv_transfer_speed_gb_s", PREFILL), "p10"),
+                Query(
+                    f"{_MIB_PER_MS_IN_GB_PER_S} * "
+                    + ratio(
+                        total_rate("sglang:kv_transfer_total_mb_sum", PREFILL),
+                        total_rate("sglang:kv_transfer_latency_ms_sum", PREFILL),
+                    ),
+                    "mean",
+                ),
+                Query(f"max({select('dsv41_handoff_baseline_gb_s')})", "measured by preflight"),
+            ),
+            width=8,
+            alerts=("HandoffSlow",),
+        ),
+        Panel(
+            title="Size of a hand-off",
+            question="How much KV does one request move?",
+            kind="heatmap",
+            unit="mbytes",
+            queries=(Query(buckets("sglang:kv_transfer_total_mb", PREFILL), "{{le}}"),),
+            width=8,
+        ),
+        Panel(
+            title="Bootstrap and allocation p95",
+            question="How long do prefill and decode need to agree before bytes move?",
+            kind="lines",
+            unit="ms",
+            queries=(
+                Query(quantile(0.95, "sglang:kv_transfer_bootstrap_ms", by=("service",)), "{{service}} bootstrap"),
+                Query(quantile(0.95, "sglang:kv_transfer_alloc_ms", by=("service",)), "{{service}} allocation"),
+            ),
+            width=8,
+            steps=(Step(1000, "yellow"), Step(10000, "red")),
+        ),
+        Panel(
+            title="Requests between the engines",
+            question="Where do requests pile up on their way from prefill to decode?",
+            reading="A queue that stays above zero while decode makes no tokens is stuck.",
+            kind="lines",
+            unit="short",
+            queries=(
+                Query(total(select("sglang:num_prefill_bootstrap_queue_reqs", PREFILL)), "prefill: looks for decode"),
+                Query(total(select("sglang:num_prefill_inflight_queue_reqs", PREFILL)), "prefill: sends"),
+                Query(total(select("sglang:num_decode_prealloc_queue_reqs", DECODE)), "decode: waits for memory"),
+                Query(total(select("sglang:num_decode_transfer_queue_reqs", DECODE)), "decode: receives"),
+            ),
+            width=8,
+            alerts=("PrefillStuckInFlight",),
+        ),
+        Panel(
+            title="Failures and late releases",
+            question="Do hand-offs fail, or leave memory behind?",
+            kind="lines",
+            unit="short",
+            queries=(
+                Query(
+                    or_zero(total_rate("sglang:num_bootstrap_failed_reqs_total", by=("service",)), like=_UP),
+                    "{{service}} bootstrap failed/s",
+                ),
+                Query(
+                    or_zero(total_rate("sglang:num_transfer_failed_reqs_total", by=("service",)), like=_UP),
+                    "{{service}} transfer failed/s",
+                ),
+                Query(
+                    or_zero(total_rate("sglang:num_prefill_retries_total", by=("service",)), like=_UP),
+                    "{{service}} retries/s",
+                ),
+                Query(
+                    total(select("sglang:num_decode_deferred_kv_release_reqs", DECODE)), "decode: releases outstanding"
+                ),
+            ),
+            width=8,
+            steps=(Step(0.1, "red"),),
+            alerts=("TransferFailures",),
+        ),
+        Panel(
+            title="Lane",
+            question="Which transport carries the hand-off?",
+            reading="As preflight saw it. tcp where another lane was planned costs an order of magnitude.",
+            kind="stat",
+            unit="string",
+            queries=(Query(select("dsv41_handoff_lane_info"), "{{lane}}"),),
+            width=8,
+            base="text",
+            says="name",
+            alerts=("LaneIsTcp",),
+        ),
+    ),
+)
