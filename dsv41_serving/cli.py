@@ -19,6 +19,7 @@ from dsv41_serving.plan import Installation, Plan, make_plan
 from dsv41_serving.plan.files import node_file_text
 from dsv41_serving.plan.install import diff_files, write_files
 from dsv41_serving.plan.table import command_text, describe_plan
+from dsv41_serving.release.commands import bundle, release
 from dsv41_serving.spec import LoadedSpec, explain_key, json_schema, leaves, load_spec, profile_names
 
 if TYPE_CHECKING:
@@ -104,6 +105,10 @@ def cli(
 ) -> None:
     """Serve DeepSeek-V4.1-Flash with SGLang, split into a prefill and a decode group."""
     ctx.obj = Context(node_file, profile, overrides, root)
+
+
+cli.add_command(release)
+cli.add_command(bundle)
 
 
 @cli.group()

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from dsv41_serving.spec.load import LoadedSpec
 
 UNIT_DIR = "/etc/systemd/system"
+FILE_LIST = "/etc/dsv41/files"
+"""Names every rendered file, one path a line, so that a later plan can remove what it no longer has."""
 
 
 def render_files(loaded: LoadedSpec, plan: Plan, installation: Installation) -> tuple[RenderedFile, ...]:
@@ -25,7 +27,14 @@ def render_files(loaded: LoadedSpec, plan: Plan, installation: Installation) -> 
         RenderedFile(path=f"{UNIT_DIR}/dsv41.target", text=_fill("dsv41.target", services=_units(plan.services))),
         RenderedFile(path="/etc/dsv41/prometheus/prometheus.yml", text=_prometheus_config(loaded, plan)),
         *(_unit(loaded, plan, service, installation) for service in plan.services),
+        RenderedFile(path="/etc/sysusers.d/dsv41.conf", text=_fill("sysusers.conf", user=loaded.spec.node.user)),
+        RenderedFile(
+            path="/etc/tmpfiles.d/dsv41.conf",
+            text=_fill("tmpfiles.conf", user=loaded.spec.node.user, state_dir=plan.state_dir, cache_dir=plan.cache_dir),
+        ),
     ]
+    paths = sorted([FILE_LIST, *(file.path for file in files)])
+    files.append(RenderedFile(path=FILE_LIST, text="".join(f"{path}\n" for path in paths)))
     return tuple(sorted(files, key=lambda file: file.path))
 
 

@@ -1,4 +1,7 @@
-"""Write the files of a plan below a root, and compare them with what is there. The only part of `plan` that does I/O."""
+"""Write the files of a plan below a root, and compare them with what is there. The only part of `plan` that does I/O.
+
+One of the files lists all of them, so that what an earlier plan wrote and this one does not have is found and removed.
+"""
 
 from __future__ import annotations
 
@@ -9,46 +12,72 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsv41_serving.errors import InputError
+from dsv41_serving.plan.files import FILE_LIST
+from dsv41_serving.plan.model import RenderedFile
 
 if TYPE_CHECKING:
-    from dsv41_serving.plan.model import Plan, RenderedFile
+    from collections.abc import Iterator
+
+    from dsv41_serving.plan.model import Plan
 
 
 def write_files(plan: Plan, root: Path) -> list[Path]:
-    """Write every file of `plan` below `root`, each atomically; return those that changed. Raises InputError."""
+    """Make what lies below `root` agree with `plan`, each file atomically; return the paths that changed.
+
+    Raises InputError.
+    """
     changed = []
-    for file in plan.files:
-        target = locate(file, root)
-        if _read(target) == file.text:
-            continue
+    for path, _, file in _compare(plan, root):
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _replace(target, file)
+            if file is None:
+                path.unlink()
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _replace(path, file)
         except OSError as error:
             raise InputError(
                 f"cannot be written ({error.strerror})",
-                where=str(target),
+                where=str(path),
                 remedy="choose a --root this user may write to",
             ) from None
-        changed.append(target)
+        changed.append(path)
     return changed
+
+
+def differing(plan: Plan, root: Path) -> list[Path]:
+    """Return the paths below `root` that `write_files` would change."""
+    return [path for path, _, _ in _compare(plan, root)]
 
 
 def diff_files(plan: Plan, root: Path) -> str:
     """Return a unified diff from what is installed below `root` to what the plan says; '' when they agree."""
     parts: list[str] = []
-    for file in plan.files:
-        target = locate(file, root)
-        installed = _read(target)
-        if installed == file.text:
-            continue
+    for path, installed, file in _compare(plan, root):
         parts += difflib.unified_diff(
             [] if installed is None else installed.splitlines(keepends=True),
-            file.text.splitlines(keepends=True),
-            fromfile=str(target) if installed is not None else "/dev/null",
-            tofile=f"{file.path} (plan)",
+            [] if file is None else file.text.splitlines(keepends=True),
+            fromfile=str(path) if installed is not None else "/dev/null",
+            tofile=f"{file.path} (plan)" if file is not None else "/dev/null",
         )
     return "".join(parts)
+
+
+def _compare(plan: Plan, root: Path) -> Iterator[tuple[Path, str | None, RenderedFile | None]]:
+    """Yield (path, installed text, file of the plan) wherever the two differ.
+
+    What the plan no longer has comes first: should a write be interrupted then, the old list still names the rest.
+    """
+    wanted = {locate(file, root): file for file in plan.files}
+    listed = locate(RenderedFile(path=FILE_LIST, text=""), root)
+    stale = {root / line.lstrip("/") for line in (_read(listed) or "").splitlines()} - wanted.keys()
+    for path in sorted(stale):
+        installed = _read(path)
+        if installed is not None:
+            yield path, installed, None
+    for path, file in wanted.items():
+        installed = _read(path)
+        if installed != file.text:
+            yield path, installed, file
 
 
 def locate(file: RenderedFile, root: Path) -> Path:

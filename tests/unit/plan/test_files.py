@@ -10,8 +10,8 @@ import pytest
 
 from dsv41_serving.errors import InputError
 from dsv41_serving.plan import Plan, make_plan
-from dsv41_serving.plan.files import node_file_text, toml_value
-from dsv41_serving.plan.install import diff_files, locate, write_files
+from dsv41_serving.plan.files import FILE_LIST, node_file_text, toml_value
+from dsv41_serving.plan.install import diff_files, differing, locate, write_files
 from dsv41_serving.spec import load_spec, profile_names
 from tests.unit.plan.machines import INSTALLATION, plan_for, turn_into
 
@@ -45,14 +45,17 @@ def directives(unit: str) -> dict[str, list[str]]:
 
 
 def test_these_files_make_an_installation(plan: Plan) -> None:
-    """One unit for each service, the target, the node file and the scrape jobs."""
+    """One unit for each service, the target, the node file, the scrape jobs, the user, its directories, and their list."""
     assert [file.path for file in plan.files] == [
+        "/etc/dsv41/files",
         "/etc/dsv41/node.toml",
         "/etc/dsv41/prometheus/prometheus.yml",
         f"{UNITS}/dsv41-decode.service",
         f"{UNITS}/dsv41-prefill.service",
         f"{UNITS}/dsv41-router.service",
         f"{UNITS}/dsv41.target",
+        "/etc/sysusers.d/dsv41.conf",
+        "/etc/tmpfiles.d/dsv41.conf",
     ]
     assert {file.mode for file in plan.files} == {0o644}
 
@@ -201,6 +204,22 @@ def test_a_difference_is_shown_and_mended(plan: Plan, tmp_path: Path) -> None:
     assert diff_files(plan, tmp_path) == ""
 
 
+def test_what_a_plan_no_longer_has_is_removed(plan: Plan, tmp_path: Path) -> None:
+    """The unit of an engine that the new shape does not run; files of others stay."""
+    write_files(plan, tmp_path)
+    (tmp_path / "etc/systemd/system/other.service").write_text("[Unit]\n")
+    decode = f"{UNITS}/dsv41-decode.service"
+    files = [file for file in plan.files if file.path != decode]
+    listed = next(file for file in files if file.path == FILE_LIST)
+    files[files.index(listed)] = listed.model_copy(update={"text": listed.text.replace(f"{decode}\n", "")})
+    smaller = plan.model_copy(update={"files": tuple(files)})
+    assert f"--- {tmp_path}{decode}\n+++ /dev/null" in diff_files(smaller, tmp_path)
+    assert write_files(smaller, tmp_path) == [tmp_path / decode[1:], tmp_path / "etc/dsv41/files"]
+    assert not (tmp_path / decode[1:]).exists()
+    assert (tmp_path / "etc/systemd/system/other.service").exists()
+    assert differing(smaller, tmp_path) == []
+
+
 def test_an_absent_file_differs_as_a_whole(plan: Plan, tmp_path: Path) -> None:
     """Before the first installation everything is new."""
     lines = diff_files(plan, tmp_path).splitlines()
@@ -214,7 +233,7 @@ def test_a_place_that_cannot_be_written_or_read_is_one_line(plan: Plan, tmp_path
     (tmp_path / "etc").write_text("")
     with pytest.raises(InputError) as error:
         write_files(plan, tmp_path)
-    where = tmp_path / "etc/dsv41/node.toml"
+    where = tmp_path / "etc/dsv41/files"
     assert str(error.value).startswith(f"{where}: cannot be ")
     other = tmp_path / "other"
     (other / "etc/dsv41/node.toml").mkdir(parents=True)
