@@ -167,9 +167,10 @@ def test_render_and_diff_agree(dsv41: Callable[..., Result], box: Path, tmp_path
     python = ("--python", "/opt/dsv41/bin/python")
     first = dsv41(*options, "render", "--root", target, *python)
     assert first.code == 0
-    assert first.out.splitlines()[0] == f"wrote {target}/etc/dsv41/node.toml"
-    assert first.out.splitlines()[-1] == "6 of 6 files changed"
-    assert dsv41(*options, "render", "--root", target, *python).out == "0 of 6 files changed\n"
+    *written, last = first.out.splitlines()
+    assert f"wrote {target}/etc/dsv41/node.toml" in written
+    assert last == f"{len(written)} of {len(written)} files changed"
+    assert dsv41(*options, "render", "--root", target, *python).out == f"0 of {len(written)} files changed\n"
     assert dsv41(*options, "diff", "--root", target, *python) == Result(0, "", "")
     changed = dsv41(*options, "--set", "router.port=31000", "diff", "--root", target, *python)
     assert changed.code == 1
