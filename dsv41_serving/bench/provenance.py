@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("dsv41-serving", "sglang", "sglang-router", "nixl", "torch", "triton")
+PACKAGES = ("dsv41-serving", "sglang", "sglang-router", "smg", "nixl", "torch", "triton")
 
 
 def describe_run(command: str) -> dict[str, Any]:

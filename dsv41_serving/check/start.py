@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dsv41_serving.plan.model import Plan, Service
 
 # Hooks, flags, log texts and metric names of this project are those of exactly these versions.
-PINNED = {**VERSIONS, "sglang-router": "0.3.2"}
+PINNED = {**VERSIONS, "sglang-router": "0.3.2", "smg": "1.13.0"}
 
 
 def check_versions() -> None:

@@ -66,7 +66,7 @@ REFUSED: dict[str, str] = {
     "config": "a second file could set anything behind the plan; write its settings here",
 }
 
-# Flag of sglang-router -> why it may not stand in `router.args`.
+# Flag of sglang-router or of smg -> why it may not stand in `router.args`.
 REFUSED_BY_ROUTER: dict[str, str] = {
     "api-key": "keys never stand on a command line; set router.api_key_file instead",
     "api-key-file": _OWNED.format(key="router.api_key_file"),
@@ -93,6 +93,16 @@ REFUSED_BY_ROUTER: dict[str, str] = {
     "health-check-interval-secs": _OWNED.format(key="router.health_interval_s"),
     "health-check-timeout-secs": _OWNED.format(key="router.health_timeout_s"),
     "health-failure-threshold": _OWNED.format(key="router.health_failures"),
+    "enable-igw": "the plan sets it for smg, which otherwise answers an unknown model with 503; remove it",
+    "model-alias": _OWNED.format(key="contract.aliases"),
+    "worker-overload-protection": "it leaves out the only worker there is when it is busy; remove it",
+    "disable-worker-overload-protection": "the plan sets it for smg; remove it",
+    "worker-wedge-secs": _OWNED.format(key="router.request_timeout_s"),
+    "pd-admission-wait-secs": _OWNED.format(key="router.queue_timeout_s"),
+    "model": "the engines make the prompts, the router needs no model; remove it",
+    "model-path": "the engines make the prompts, the router needs no model; remove it",
+    "disable-tokenizer-autoload": "the plan sets it for smg; the prompts are made by the engines; remove it",
+    "tenant-api-key": "keys come from a credential file, never from a command line; remove it",
 }
 
 # Variable of an engine -> why it may not stand in `env`.

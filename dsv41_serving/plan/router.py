@@ -1,10 +1,11 @@
-"""Command of the router. Pure; the only place that knows sglang-router's flags."""
+"""Command of the router. Pure; the only place that knows the flags of sglang-router and of smg, which grew out of it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from dsv41_serving.credential import API_KEY, TLS_KEY
+from dsv41_serving.errors import InputError
 from dsv41_serving.plan.flags import REFUSED_BY_ROUTER, check_args, flag_args
 from dsv41_serving.plan.model import Placement, Service, bracket
 
@@ -18,6 +19,7 @@ def plan_router(spec: NodeSpec, engines: Sequence[Service], *, python: str) -> S
     """Return the router service in front of `engines`. Raises InputError for a flag that may not be set by hand."""
     router = spec.router
     check_args(router.args, "router.args", REFUSED_BY_ROUTER)
+    _check_thinking(spec)
     flags: dict[str, FlagValue] = {
         "host": bracket(router.host),
         "port": router.port,
@@ -36,12 +38,21 @@ def plan_router(spec: NodeSpec, engines: Sequence[Service], *, python: str) -> S
         "health-check-timeout-secs": router.health_timeout_s,
         "health-failure-threshold": router.health_failures,
         **({"disable-retries": True} if router.retries == 0 else {}),
+        **(_smg_flags(spec) if router.kind == "smg" else {}),
         **router.args,
     }
     return Service(
         name="router",
         kind="router",
-        argv=(python, "-m", "dsv41_serving.run.launch_router", *_worker_args(engines), *flag_args(flags)),
+        argv=(
+            python,
+            "-m",
+            "dsv41_serving.run.launch_router",
+            router.kind,
+            *_worker_args(engines),
+            *flag_args(flags),
+            *_alias_args(spec),
+        ),
         env={"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"},
         placement=Placement(gpus=(), numa_node=None, cpus=()),
         host=router.host,
@@ -69,6 +80,45 @@ def _access_flags(router: Router) -> dict[str, FlagValue]:
     if router.tls_cert_file:
         flags |= {"tls-cert-path": router.tls_cert_file, "tls-key-path": router.tls_key_file}
     return flags
+
+
+def _check_thinking(spec: NodeSpec) -> None:
+    """Raise InputError when smg would turn thinking on against the table.
+
+    To requests for a model of DeepSeek it adds the publisher's default where the client says nothing; it knows them by name.
+    """
+    contract = spec.contract
+    known = [name for name in (contract.served_model_name, *contract.aliases) if "deepseek" in name.lower()]
+    if spec.router.kind == "smg" and not contract.thinking and known:
+        raise InputError(
+            f"smg turns thinking on for '{known[0]}' whatever the table says",
+            where="key contract.thinking",
+            remedy='set router.kind = "sglang-router", or serve a name without "deepseek" in it',
+        )
+
+
+def _smg_flags(spec: NodeSpec) -> dict[str, FlagValue]:
+    """Return what smg must be told and sglang-router does not know.
+
+    By default smg leaves out a worker with 8 waiting requests or 80 % of its KV in use, and one that made no token for 3 s
+    while its queue grows. Behind a pair there is no other: clients would get 503 instead of a place in the queue.
+    Told to hold several models, it answers an unknown one with 404; otherwise with 503, as if the engines were gone.
+    """
+    return {
+        "enable-igw": True,
+        "disable-worker-overload-protection": True,
+        "worker-wedge-secs": spec.router.request_timeout_s,
+        "pd-admission-wait-secs": spec.router.queue_timeout_s,
+        "disable-tokenizer-autoload": True,
+    }
+
+
+def _alias_args(spec: NodeSpec) -> list[str]:
+    """Return the aliases as smg wants them; sglang-router passes any name on, and the engines know theirs."""
+    if spec.router.kind != "smg":
+        return []
+    name = spec.contract.served_model_name
+    return [part for alias in spec.contract.aliases for part in ("--model-alias", f"{alias}={name}")]
 
 
 def _worker_args(engines: Sequence[Service]) -> list[str]:

@@ -147,7 +147,9 @@ class EngineRole(Table):
 class Router(Table):
     """The OpenAI API of the node."""
 
-    kind: Literal["sglang-router"] = Field("sglang-router", description="Router implementation.")
+    kind: Literal["sglang-router", "smg"] = Field(
+        "sglang-router", description="Router implementation; both take the settings of this table."
+    )
     host: str = Field("127.0.0.1", description="IP address of the API. Off loopback it needs api_key_file.")
     port: Port = Field(30001, description="Port of the API.")
     metrics_port: Port = Field(29000, description="Prometheus page of the router, on loopback.")

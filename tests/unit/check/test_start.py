@@ -41,7 +41,7 @@ def listener(
 
 def test_these_versions_are_the_ones_the_project_is_written_for() -> None:
     """Hooks, flags, log texts and metric names are those of exactly these."""
-    assert PINNED == {"sglang": "0.5.23", "sglang-router": "0.3.2", "nixl": "1.5.1"}
+    assert PINNED == {"sglang": "0.5.23", "sglang-router": "0.3.2", "smg": "1.13.0", "nixl": "1.5.1"}
 
 
 def install(monkeypatch: pytest.MonkeyPatch, **versions: str | None) -> None:
@@ -58,7 +58,7 @@ def install(monkeypatch: pytest.MonkeyPatch, **versions: str | None) -> None:
 
 
 def test_the_pinned_versions_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All three."""
+    """All of them."""
     install(monkeypatch)
     check_versions()
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsv41_serving.facts import Facts, read_facts
+from dsv41_serving.run.launch_router import PACKAGES, make_parser
 from tests.fixtures.machines.build import build_machine
 
 if TYPE_CHECKING:
@@ -41,9 +42,8 @@ def engine_parser() -> argparse.ArgumentParser:
 
 
 @pytest.fixture(scope="session")
-def router_parser() -> argparse.ArgumentParser:
-    """Return the parser of the installed sglang-router, with the flag our launcher adds."""
-    pytest.importorskip("sglang_router", reason="sglang-router is not installed: pip install -r requirements.lock")
-    from dsv41_serving.run.launch_router import make_parser
-
-    return make_parser()
+def router_parsers() -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each installed router, by its kind, with the flag our launcher adds."""
+    for kind, package in PACKAGES.items():
+        pytest.importorskip(package, reason=f"{kind} is not installed: pip install -r requirements.lock")
+    return {kind: make_parser(kind) for kind in PACKAGES}

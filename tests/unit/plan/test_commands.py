@@ -1,4 +1,4 @@
-"""The command of every service, read by the parsers of the installed SGLang and sglang-router.
+"""The command of every service, read by the parsers of the installed SGLang and routers.
 
 They must understand it exactly as it is meant, and what is meant is written here by hand.
 """
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dsv41_serving.facts import Facts
     from dsv41_serving.plan import Plan, Service
 
+ROUTERS = ("sglang-router", "smg")
 CONTRACT = {
     "served_model_name": "deepseek-v4.1-flash",
     "reasoning_parser": "deepseek-v41",
@@ -167,7 +168,8 @@ def make(facts: Facts, profile: str, shape: str, *overrides: str) -> Plan:
 
 def split(service: Service) -> tuple[list[str], list[str]]:
     """Return the launcher and the flags of a command."""
-    return list(service.argv[:3]), list(service.argv[3:])
+    words = 4 if service.kind == "router" else 3
+    return list(service.argv[:words]), list(service.argv[words:])
 
 
 def read(parser: argparse.ArgumentParser, flags: list[str], required: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -199,14 +201,16 @@ def test_sglang_reads_what_the_profile_means(
 def test_no_flag_is_given_twice_or_in_short(
     two_sockets: Facts,
     engine_parser: argparse.ArgumentParser,
-    router_parser: argparse.ArgumentParser,
+    router_parsers: dict[str, argparse.ArgumentParser],
     profile: str,
     shape: str,
 ) -> None:
     """A second one would win in silence; a short form breaks with the next version."""
-    plan = make(two_sockets, profile, shape)
-    for service in plan.services:
-        known = (engine_parser if service.is_engine else router_parser)._option_string_actions
+    plans = {kind: make(two_sockets, profile, shape, f"router.kind={kind}") for kind in ROUTERS}
+    commands = [(engine_parser, engine) for engine in plans["smg"].engines]
+    commands += [(router_parsers[kind], plan.router) for kind, plan in plans.items()]
+    for parser, service in commands:
+        known = parser._option_string_actions
         flags = [item for item in split(service)[1] if item.startswith("--")]
         assert [flag for flag in flags if flag not in known] == []
         meant = [known[flag].dest for flag in flags if flag not in {"--prefill", "--decode"}]
@@ -279,14 +283,15 @@ def test_gb300_runs_the_command_of_its_source(two_sockets: Facts, engine_parser:
     ]
 
 
+@pytest.mark.parametrize("kind", ROUTERS)
 @pytest.mark.parametrize(("profile", "shape"), CASES)
 def test_the_router_knows_its_workers(
-    two_sockets: Facts, router_parser: argparse.ArgumentParser, profile: str, shape: str
+    two_sockets: Facts, router_parsers: dict[str, argparse.ArgumentParser], profile: str, shape: str, kind: str
 ) -> None:
     """A pair by role and with the bootstrap port, replicas as equals."""
-    launcher, flags = split(make(two_sockets, profile, shape).router)
-    assert launcher == ["/opt/dsv41/bin/python", "-m", "dsv41_serving.run.launch_router"]
-    settings = read(router_parser, flags)
+    launcher, flags = split(make(two_sockets, profile, shape, f"router.kind={kind}").router)
+    assert launcher == ["/opt/dsv41/bin/python", "-m", "dsv41_serving.run.launch_router", kind]
+    settings = read(router_parsers[kind], flags)
     workers = {key: settings.get(key) for key in ("pd_disaggregation", "prefill", "decode", "worker_urls")}
     first, second = "http://127.0.0.1:30100", "http://127.0.0.1:30200"
     bootstrap = "30198" if profile == "embedded" else "8998"
@@ -308,7 +313,10 @@ def test_the_router_knows_its_workers(
     )
 
 
-def test_the_router_is_set_up_as_the_node_says(two_sockets: Facts, router_parser: argparse.ArgumentParser) -> None:
+@pytest.mark.parametrize("kind", ROUTERS)
+def test_the_router_is_set_up_as_the_node_says(
+    two_sockets: Facts, router_parsers: dict[str, argparse.ArgumentParser], kind: str
+) -> None:
     """Every key of [router] arrives at the flag it stands for."""
     overrides = [
         "router.port=31001",
@@ -330,8 +338,8 @@ def test_the_router_is_set_up_as_the_node_says(two_sockets: Facts, router_parser
         "router.tls_key_file='/etc/dsv41/tls.key'",
         "router.args={log-level='warn'}",
     ]
-    plan = make(two_sockets, "h200x8", "pd", *overrides)
-    settings = vars(router_parser.parse_args(split(plan.router)[1]))
+    plan = make(two_sockets, "h200x8", "pd", f"router.kind={kind}", *overrides)
+    settings = vars(router_parsers[kind].parse_args(split(plan.router)[1]))
     assert {
         "host": "0.0.0.0",  # noqa: S104 nothing is bound
         "api_key_file": "/etc/dsv41/api-key",
@@ -359,17 +367,59 @@ def test_the_router_is_set_up_as_the_node_says(two_sockets: Facts, router_parser
     assert plan.router.url == "https://127.0.0.1:31001"
 
 
-def test_an_ipv6_address_is_written_in_brackets(two_sockets: Facts, router_parser: argparse.ArgumentParser) -> None:
+@pytest.mark.parametrize("kind", ROUTERS)
+def test_an_ipv6_address_is_written_in_brackets(
+    two_sockets: Facts, router_parsers: dict[str, argparse.ArgumentParser], kind: str
+) -> None:
     """The router takes what stands before its port as it is."""
-    router = make(two_sockets, "h200x8", "pd", "router.host='::1'").router
-    assert router_parser.parse_args(split(router)[1]).host == "[::1]"
+    router = make(two_sockets, "h200x8", "pd", f"router.kind={kind}", "router.host='::1'").router
+    assert router_parsers[kind].parse_args(split(router)[1]).host == "[::1]"
     assert router.url == "http://[::1]:30001"
 
 
-def test_no_retries_also_switches_them_off(two_sockets: Facts, router_parser: argparse.ArgumentParser) -> None:
-    """The router of 0.3.2 takes a maximum of 0 for its default."""
-    settings = vars(router_parser.parse_args(split(make(two_sockets, "h200x8", "pd").router)[1]))
+@pytest.mark.parametrize("kind", ROUTERS)
+def test_no_retries_also_switches_them_off(
+    two_sockets: Facts, router_parsers: dict[str, argparse.ArgumentParser], kind: str
+) -> None:
+    """sglang-router 0.3.2 takes a maximum of 0 for its default."""
+    plan = make(two_sockets, "h200x8", "pd", f"router.kind={kind}")
+    settings = vars(router_parsers[kind].parse_args(split(plan.router)[1]))
     assert (settings["retry_max_retries"], settings["disable_retries"]) == (0, True)
+
+
+def test_smg_never_leaves_out_the_only_worker_because_it_is_busy(
+    two_sockets: Facts, router_parsers: dict[str, argparse.ArgumentParser]
+) -> None:
+    """And answers an unknown name with 404, which it does when it may hold several models."""
+    overrides = ["router.kind=smg", "contract.aliases=['a', 'b']", "router.request_timeout_s=101"]
+    plan = make(two_sockets, "h200x8", "pd", *overrides)
+    settings = vars(router_parsers["smg"].parse_args(split(plan.router)[1]))
+    assert {
+        "disable_worker_overload_protection": True,
+        "worker_wedge_secs": 101,
+        "pd_admission_wait_secs": 60,
+        "enable_igw": True,
+        "disable_tokenizer_autoload": True,
+        "model_alias": ["a=deepseek-v4.1-flash", "b=deepseek-v4.1-flash"],
+    }.items() <= settings.items()
+
+
+@pytest.mark.parametrize(
+    ("name", "aliases"), [("deepseek-v4.1-flash", []), ("DeepSeek-V4.1", []), ("house", ["deepseek-chat"])]
+)
+def test_smg_cannot_serve_a_deepseek_name_that_does_not_think(
+    two_sockets: Facts, name: str, aliases: list[str]
+) -> None:
+    """It adds the publisher's default, thinking on, to every request, and no engine could tell."""
+    contract = [f"contract.served_model_name={name}", f"contract.aliases={aliases}", "contract.thinking=false"]
+    with pytest.raises(InputError) as error:
+        make(two_sockets, "h200x8", "pd", "router.kind=smg", *contract)
+    assert str(error.value) == (
+        f"--set, key contract.thinking: smg turns thinking on for '{aliases[0] if aliases else name}' whatever the table says; "
+        'set router.kind = "sglang-router", or serve a name without "deepseek" in it'
+    )
+    assert make(two_sockets, "h200x8", "pd", "router.kind=sglang-router", *contract).contract.thinking is False
+    make(two_sockets, "h200x8", "pd", "router.kind=smg", "contract.thinking=false", "contract.served_model_name=house")
 
 
 def test_values_become_flags() -> None:

@@ -111,20 +111,26 @@ def test_settings_that_go_around_the_plan_are_refused(two_sockets: Facts, overri
 
 
 def test_every_spelling_of_a_refused_flag_is_refused(
-    engine_parser: argparse.ArgumentParser, router_parser: argparse.ArgumentParser
+    engine_parser: argparse.ArgumentParser, router_parsers: dict[str, argparse.ArgumentParser]
 ) -> None:
     """SGLang has several names for some of its flags."""
-    for parser, refused in ((engine_parser, REFUSED), (router_parser, REFUSED_BY_ROUTER)):
+    for parser, refused in (
+        (engine_parser, REFUSED),
+        *((parser, REFUSED_BY_ROUTER) for parser in router_parsers.values()),
+    ):
         for action in parser._actions:
             names = {option.removeprefix("--") for option in action.option_strings}
             assert not names & refused.keys() or names <= refused.keys()
 
 
 def test_no_other_flag_looks_like_the_beginning_of_a_refused_one(
-    engine_parser: argparse.ArgumentParser, router_parser: argparse.ArgumentParser
+    engine_parser: argparse.ArgumentParser, router_parsers: dict[str, argparse.ArgumentParser]
 ) -> None:
     """Otherwise the refusal of short forms would take a legitimate flag away."""
-    for parser, refused in ((engine_parser, REFUSED), (router_parser, REFUSED_BY_ROUTER)):
+    for parser, refused in (
+        (engine_parser, REFUSED),
+        *((parser, REFUSED_BY_ROUTER) for parser in router_parsers.values()),
+    ):
         options = {option.removeprefix("--") for option in parser._option_string_actions if option.startswith("--")}
         lost = {option for option in options - refused.keys() for full in refused if full.startswith(option)}
         assert lost == set()
