@@ -19,3 +19,9 @@ def data_dir(name: str) -> Path:
         if candidate.is_dir():
             return candidate
     raise FileNotFoundError(f"this installation of dsv41-serving lacks its '{name}' directory; install it again")
+
+
+def lock_file() -> Path | None:
+    """Return the lock file of the environment this release is written for, or None when it was not installed with it."""
+    candidates = (_PACKAGE / "data" / "requirements.lock", _PACKAGE.parent / "requirements.lock")
+    return next((path for path in candidates if path.is_file()), None)

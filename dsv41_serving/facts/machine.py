@@ -73,6 +73,7 @@ def _place_gpu(gpu: NvmlGpu, nodes: Sequence[NumaNode], root: Path) -> Gpu:
         persistence=gpu.persistence,
         processes=gpu.processes,
         links=gpu.nvlink_peers,
+        health=gpu.health,
     )
 
 

@@ -36,6 +36,30 @@ class NumaNode(_Fact):
     """Node id to the firmware's relative distance (10 is local)."""
 
 
+class GpuHealth(_Fact):
+    """What NVML says of the condition of a GPU. None where this GPU, driver or user gets no answer."""
+
+    ecc_uncorrected: int | None = None
+    """Uncorrected memory errors since the driver was loaded."""
+    remap_pending: bool | None = None
+    """A bad row is replaced at the next reset of the GPU."""
+    remap_failed: bool | None = None
+    """A bad row could not be replaced."""
+    power_limit_mw: int | None = None
+    power_default_mw: int | None = None
+    slowdowns: tuple[str, ...] | None = None
+    """Why the clocks are held down now, of the reasons that are a fault of power or cooling."""
+    pcie_width: int | None = None
+    """Lanes of the link as it is now."""
+    pcie_width_max: int | None = None
+    """Lanes that the GPU and the slot could use."""
+    mig: bool | None = None
+    """Whether the GPU is cut into instances."""
+    compute_mode: Literal["default", "prohibited", "exclusive"] | None = None
+    p2p_peers: tuple[int, ...] | None = None
+    """Indices of the GPUs whose memory it may read directly, over NVLink or PCIe."""
+
+
 class Gpu(_Fact):
     """One GPU: what NVML says of it, and where sysfs places its PCI address."""
 
@@ -58,6 +82,7 @@ class Gpu(_Fact):
     """Pids with a context on the GPU, as NVML sees them; None when it refuses to tell."""
     links: tuple[int, ...] | None
     """Indices of the GPUs reached over NVLink, through a switch or directly; None when NVML refuses to tell."""
+    health: GpuHealth = GpuHealth()
 
 
 class Memory(_Fact):

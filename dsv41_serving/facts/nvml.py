@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pynvml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dsv41_serving.facts import files
+from dsv41_serving.facts.model import GpuHealth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 NVML_RECORD = "nvml.json"
+
+# Reasons for low clocks that are a fault of power or cooling; being idle and a chosen power cap are none.
+_SLOWDOWNS = {
+    pynvml.nvmlClocksThrottleReasonHwSlowdown: "hardware slowdown",
+    pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "hardware thermal slowdown",
+    pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "power brake",
+    pynvml.nvmlClocksThrottleReasonSwThermalSlowdown: "software thermal slowdown",
+}
+_COMPUTE_MODES: dict[int | None, Literal["default", "prohibited", "exclusive"]] = {
+    pynvml.NVML_COMPUTEMODE_DEFAULT: "default",
+    pynvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
+    pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive",
+}
 
 
 class NvmlGpu(BaseModel):
@@ -32,6 +46,7 @@ class NvmlGpu(BaseModel):
     persistence: bool | None
     processes: tuple[int, ...] | None
     nvlink_peers: tuple[int, ...] | None
+    health: GpuHealth = GpuHealth()
 
 
 class NvmlReport(BaseModel):
@@ -136,17 +151,44 @@ def _query_gpu(index: int, handles: dict[int, Any]) -> NvmlGpu:
         compute_capability=tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
         persistence=None if persistence is None else bool(persistence),
         processes=None if processes is None else tuple(sorted(process.pid for process in processes)),
-        nvlink_peers=_query_nvlink_peers(index, handles),
+        # Behind an NVSwitch these are all the others.
+        nvlink_peers=_query_peers(index, handles, pynvml.NVML_P2P_CAPS_INDEX_NVLINK),
+        health=_query_health(index, handles),
     )
 
 
-def _query_nvlink_peers(index: int, handles: dict[int, Any]) -> tuple[int, ...] | None:
-    """Return the GPUs to which the driver offers peer-to-peer over NVLink; behind an NVSwitch that is all of them."""
+def _query_health(index: int, handles: dict[int, Any]) -> GpuHealth:
+    handle = handles[index]
+    reasons = _ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    remapped = _ask(pynvml.nvmlDeviceGetRemappedRows, handle)
+    mig = _ask(pynvml.nvmlDeviceGetMigMode, handle)
+    return GpuHealth(
+        ecc_uncorrected=_ask(
+            pynvml.nvmlDeviceGetTotalEccErrors,
+            handle,
+            pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            pynvml.NVML_VOLATILE_ECC,
+        ),
+        remap_pending=None if remapped is None else bool(remapped[2]),
+        remap_failed=None if remapped is None else bool(remapped[3]),
+        power_limit_mw=_ask(pynvml.nvmlDeviceGetPowerManagementLimit, handle),
+        power_default_mw=_ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle),
+        slowdowns=None if reasons is None else tuple(name for bit, name in _SLOWDOWNS.items() if reasons & bit),
+        pcie_width=_ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        pcie_width_max=_ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        mig=None if mig is None else bool(mig[0]),
+        compute_mode=_COMPUTE_MODES.get(_ask(pynvml.nvmlDeviceGetComputeMode, handle)),
+        p2p_peers=_query_peers(index, handles, pynvml.NVML_P2P_CAPS_INDEX_READ),
+    )
+
+
+def _query_peers(index: int, handles: dict[int, Any], capability: int) -> tuple[int, ...] | None:
+    """Return the GPUs to which the driver offers peer-to-peer `capability`, or None when it does not say."""
     peers = []
     for other, handle in handles.items():
         if other == index:
             continue
-        status = _ask(pynvml.nvmlDeviceGetP2PStatus, handles[index], handle, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        status = _ask(pynvml.nvmlDeviceGetP2PStatus, handles[index], handle, capability)
         if status is None:
             return None
         if status == pynvml.NVML_P2P_STATUS_OK:

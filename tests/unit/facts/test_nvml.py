@@ -8,6 +8,7 @@ import pynvml
 import pytest
 
 from dsv41_serving.facts import NvmlGpu, NvmlLibrary, NvmlReport
+from dsv41_serving.facts.model import GpuHealth
 
 MIB = 1 << 20
 
@@ -35,6 +36,15 @@ class FakeDriver:
             nvmlDeviceGetPersistenceMode=lambda _: 1,
             nvmlDeviceGetComputeRunningProcesses=lambda _: [SimpleNamespace(pid=9), SimpleNamespace(pid=7)],
             nvmlDeviceGetP2PStatus=lambda *_: pynvml.NVML_P2P_STATUS_OK,
+            nvmlDeviceGetCurrentClocksThrottleReasons=lambda _: pynvml.nvmlClocksThrottleReasonGpuIdle,
+            nvmlDeviceGetRemappedRows=lambda _: (1, 0, 0, 0),
+            nvmlDeviceGetMigMode=lambda _: [0, 0],
+            nvmlDeviceGetTotalEccErrors=lambda *_: 0,
+            nvmlDeviceGetPowerManagementLimit=lambda _: 600_000,
+            nvmlDeviceGetPowerManagementDefaultLimit=lambda _: 700_000,
+            nvmlDeviceGetCurrPcieLinkWidth=lambda _: 8,
+            nvmlDeviceGetMaxPcieLinkWidth=lambda _: 16,
+            nvmlDeviceGetComputeMode=lambda _: pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
         )
 
     def answer(self, **answers: object) -> None:
@@ -75,6 +85,19 @@ def test_a_healthy_driver_is_reported_in_full(driver: FakeDriver) -> None:
         persistence=True,
         processes=(7, 9),
         nvlink_peers=(0, 2),
+        health=GpuHealth(
+            ecc_uncorrected=0,
+            remap_pending=False,
+            remap_failed=False,
+            power_limit_mw=600_000,
+            power_default_mw=700_000,
+            slowdowns=(),
+            pcie_width=8,
+            pcie_width_max=16,
+            mig=False,
+            compute_mode="exclusive",
+            p2p_peers=(0, 2),
+        ),
     )
     assert [gpu.index for gpu in report.gpus] == [0, 1, 2]
     assert driver.shutdowns == 1
@@ -143,3 +166,37 @@ def test_an_old_driver_knows_the_first_version_of_memory_alone(driver: FakeDrive
 
     driver.answer(nvmlDeviceGetMemoryInfo=know_version_one)
     assert {gpu.memory_used_bytes for gpu in NvmlLibrary().query().gpus} == {600 * MIB}
+
+
+def test_a_gpu_in_trouble_says_which(driver: FakeDriver) -> None:
+    """A pending row, a failed one, and clocks held down by heat; a chosen power cap is no fault."""
+    reasons = (
+        pynvml.nvmlClocksThrottleReasonHwThermalSlowdown
+        | pynvml.nvmlClocksThrottleReasonHwSlowdown
+        | pynvml.nvmlClocksThrottleReasonSwPowerCap
+    )
+    driver.answer(
+        nvmlDeviceGetRemappedRows=lambda _: (0, 2, 1, 1),
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda _: reasons,
+        nvmlDeviceGetMigMode=lambda _: [1, 1],
+    )
+    health = NvmlLibrary().query().gpus[0].health
+    assert (health.remap_pending, health.remap_failed, health.mig) == (True, True, True)
+    assert health.slowdowns == ("hardware slowdown", "hardware thermal slowdown")
+
+
+def test_what_a_board_does_not_say_about_its_condition_is_unknown(driver: FakeDriver) -> None:
+    for name in (
+        "nvmlDeviceGetCurrentClocksThrottleReasons",
+        "nvmlDeviceGetRemappedRows",
+        "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetTotalEccErrors",
+        "nvmlDeviceGetPowerManagementLimit",
+        "nvmlDeviceGetPowerManagementDefaultLimit",
+        "nvmlDeviceGetCurrPcieLinkWidth",
+        "nvmlDeviceGetMaxPcieLinkWidth",
+        "nvmlDeviceGetComputeMode",
+        "nvmlDeviceGetP2PStatus",
+    ):
+        driver.refuse(name, pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert {gpu.health for gpu in NvmlLibrary().query().gpus} == {GpuHealth()}

@@ -1,0 +1,55 @@
+"""Look at the machine once, for every check. The only part of this room that reads anything."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import TYPE_CHECKING
+
+from dsv41_serving.errors import InputError
+from dsv41_serving.facts.copying import try_copying
+from dsv41_serving.facts.directory import read_directory
+from dsv41_serving.facts.host import read_host
+from dsv41_serving.facts.packages import read_packages
+from dsv41_serving.plan import Installation, make_plan
+from dsv41_serving.preflight.check import Scene
+from dsv41_serving.preflight.checkpoint import read_checkpoint
+from dsv41_serving.preflight.traces import read_traces
+from dsv41_serving.resources import lock_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dsv41_serving.facts.model import Facts
+    from dsv41_serving.spec import LoadedSpec
+
+
+def gather_scene(loaded: LoadedSpec, facts: Facts, root: Path, *, python: str, hashes: bool = False) -> Scene:
+    """Return what the checks look at, for the description `loaded` on the machine `facts` read below `root`.
+
+    A description that does not fit the machine is part of the scene, not an error. Raises InputError for a manifest that
+    does not exist and for a malformed file of the kernel.
+    """
+    spec = loaded.spec
+    made, problem = None, None
+    try:
+        made = make_plan(loaded, facts, Installation(python=python))
+    except InputError as error:
+        problem = error
+    places = {"state": spec.node.state_dir, "cache": spec.node.cache_dir, "temporary": tempfile.gettempdir()}
+    if spec.model.path:
+        places["model"] = spec.model.path
+    crash = spec.engine.args.get("crash-dump-folder")
+    if isinstance(crash, str):
+        places["crash"] = crash
+    return Scene(
+        spec=spec,
+        made=made,
+        problem=problem,
+        facts=facts,
+        host=read_host(root),
+        directories={name: read_directory(path, root) for name, path in places.items()},
+        checkpoint=read_checkpoint(spec, hashes=hashes),
+        packages=read_packages(lock_file()),
+        copying=try_copying(),
+        traces=read_traces(spec.node.state_dir),
+    )
