@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from dsv41_serving.spec.load import LoadedSpec
 
 UNIT_DIR = "/etc/systemd/system"
+
+# SGLang spells its metrics `sglang:name`. To a scraper that asks for OpenMetrics, as every Prometheus does, its client library
+# writes `sglang_name` instead. One spelling, whatever was negotiated; Prometheus 2.42 knows no `scrape_protocols`.
+SGLANG_NAMES = {
+    "source_labels": ["__name__"],
+    "regex": "sglang_(.+)",
+    "target_label": "__name__",
+    "replacement": "sglang:$1",
+}
 FILE_LIST = "/etc/dsv41/files"
 """Names every rendered file, one path a line, so that a later plan can remove what it no longer has."""
 
@@ -120,6 +129,7 @@ def _prometheus_config(loaded: LoadedSpec, plan: Plan) -> str:
         {
             "job_name": f"dsv41-{'engine' if service.is_engine else 'router'}-{service.name}",
             "metrics_path": "/metrics",
+            **({"metric_relabel_configs": [SGLANG_NAMES]} if service.is_engine else {}),
             "static_configs": [
                 {
                     "targets": [service.metrics_url.removeprefix("http://").removesuffix("/metrics")],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from typing import TYPE_CHECKING
 
@@ -111,6 +112,16 @@ def test_no_directive_is_empty_and_no_placeholder_is_left(two_sockets: Facts) ->
                 empty = {name for name, values in directives(file.text).items() if "" in values}
                 if file.path.endswith((".service", ".target")):
                     assert empty <= {"CapabilityBoundingSet", "AmbientCapabilities"}
+
+
+def test_engines_keep_the_spelling_of_sglang_whatever_prometheus_negotiates(plan: Plan) -> None:
+    config = json.loads(text_of(plan, "/etc/dsv41/prometheus/prometheus.yml"))
+    for job in config["scrape_configs"]:
+        renamed = [
+            re.sub(f"^{rule['regex']}$", rule["replacement"].replace("$1", r"\\1"), "sglang_kv_used_tokens")
+            for rule in job.get("metric_relabel_configs", [])
+        ]
+        assert renamed == (["sglang:kv_used_tokens"] if "engine" in job["job_name"] else [])
 
 
 def test_prometheus_scrapes_every_service(plan: Plan) -> None:
