@@ -108,7 +108,7 @@ def test_no_directive_is_empty_and_no_placeholder_is_left(two_sockets: Facts) ->
         for shape in load_spec(profile=profile).spec.shapes:
             plan = plan_for(turn_into(two_sockets, profile), profile, f"shape={shape}")
             for file in plan.files:
-                assert "$" not in file.text
+                assert "$" not in file.text.replace("sglang:$1", "")  # Prometheus's own placeholder
                 empty = {name for name, values in directives(file.text).items() if "" in values}
                 if file.path.endswith((".service", ".target")):
                     assert empty <= {"CapabilityBoundingSet", "AmbientCapabilities"}
@@ -118,7 +118,7 @@ def test_engines_keep_the_spelling_of_sglang_whatever_prometheus_negotiates(plan
     config = json.loads(text_of(plan, "/etc/dsv41/prometheus/prometheus.yml"))
     for job in config["scrape_configs"]:
         renamed = [
-            re.sub(f"^{rule['regex']}$", rule["replacement"].replace("$1", r"\\1"), "sglang_kv_used_tokens")
+            re.sub(f"^{rule['regex']}$", rule["replacement"].replace("$1", r"\1"), "sglang_kv_used_tokens")
             for rule in job.get("metric_relabel_configs", [])
         ]
         assert renamed == (["sglang:kv_used_tokens"] if "engine" in job["job_name"] else [])
