@@ -90,6 +90,11 @@ GATE_PASSED = _gauge(
     "dsv41_gate_check_passed", "1 when a check of the gate passed at the last start.", "service", "check"
 )
 
+OBJECTIVE = _gauge("dsv41_objective_ratio", "Share of requests and tokens that shall be good, as planned.")
+OBJECTIVE_SECONDS = _gauge(
+    "dsv41_objective_seconds", "Up to here a first token, or a token after another, counts as timely.", "objective"
+)
+
 # The canary and the contract watch (their result files).
 CANARY_PASSED = _gauge("dsv41_canary_passed", "1 when every step of the last canary run passed.")
 CANARY_STEP = _gauge(

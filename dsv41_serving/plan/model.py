@@ -6,6 +6,9 @@ reads it and computes no argument again.
 
 from __future__ import annotations
 
+import hashlib
+import json
+from importlib.metadata import version
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -79,6 +82,12 @@ class Service(_Value):
         """Whether this is an SGLang server."""
         return self.kind != "router"
 
+    @property
+    def digest(self) -> str:
+        """A short hash of command and environment: equal for two starts that mean the same."""
+        text = json.dumps([self.argv, sorted(self.env.items())])
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
 
 def bracket(address: str) -> str:
     """Return an IP address as URLs and socket addresses write it: IPv6 in brackets."""
@@ -139,6 +148,12 @@ class Plan(_Value):
             if service.name == name:
                 return service
         raise KeyError(name)
+
+    @property
+    def release(self) -> str:
+        """Name of what this plan runs: the version of this project and a hash over all commands."""
+        digests = " ".join(service.digest for service in self.services)
+        return f"{version('dsv41-serving')}-{hashlib.sha256(digests.encode()).hexdigest()[:8]}"
 
     @property
     def engines(self) -> tuple[Service, ...]:

@@ -44,12 +44,16 @@ class ServiceRecord(_Record):
     url: str
     metrics_url: str
     model: str
+    digest: str = ""
+    """Hash of command and environment it was started with, as `Service.digest` makes it."""
     started_at: float
     phase_at: float
     expected_s: float | None = None
     """How long this phase took on earlier starts."""
     ready_at: float | None = None
     restarts: int = 0
+    checks: dict[str, bool] = {}
+    """The gate of the last start: check -> whether it passed."""
     problem: str = ""
     tmp_dir: str = ""
     """Directory for its temporary files and sockets, made for this start."""

@@ -83,6 +83,7 @@ class Supervisor:
             url=service.url,
             metrics_url=service.metrics_url,
             model=plan.served_model_name,
+            digest=service.digest,
             started_at=now,
             phase_at=now,
         )
@@ -244,6 +245,9 @@ class Supervisor:
             )
         else:
             findings = await check_router(self._plan, self.service, pid, ticks)
+        # Two engines can have the same check in one gate: it passed when both did.
+        checks = {f.check: all(each.passed for each in findings if each.check == f.check) for f in findings}
+        self.record = self.record.model_copy(update={"checks": checks})
         failed = next((finding.seen for finding in findings if not finding.passed), "")
         if failed != self.record.detail:
             self._update(self.record.state, self.record.phase, detail=failed)

@@ -1,0 +1,69 @@
+"""Serve the page on loopback: a process of its own under systemd, a thread beside `dsv41 up`."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from prometheus_client import GC_COLLECTOR, PROCESS_COLLECTOR, start_http_server
+
+from dsv41_serving.errors import InputError
+from dsv41_serving.exporter.engines import EnginesSource
+from dsv41_serving.exporter.gpu import GpuSource
+from dsv41_serving.exporter.handoff import HandoffSource
+from dsv41_serving.exporter.kv_bytes import planned_bytes
+from dsv41_serving.exporter.numa import NumaSource
+from dsv41_serving.exporter.page import Background, Page
+from dsv41_serving.exporter.results import CanarySource, ContractSource
+from dsv41_serving.exporter.services import ServicesSource
+
+if TYPE_CHECKING:
+    from wsgiref.simple_server import WSGIServer
+
+    from dsv41_serving.plan.model import Plan
+    from dsv41_serving.spec.model import Monitoring
+
+ENGINES_EVERY_S = 10.0
+GPU_EVERY_S = 5.0
+# A walk over the page tables of hundreds of GiB takes seconds of CPU.
+NUMA_EVERY_S = 300.0
+
+
+def build_page(plan: Plan, monitoring: Monitoring) -> Page:
+    """Return the page of `plan`; its background readers start now."""
+    engines = EnginesSource(plan.engines, planned_bytes(plan), window_factor=monitoring.time_factor)
+    return Page(
+        (
+            ServicesSource(plan, monitoring),
+            CanarySource(plan.state_dir, monitoring.canary_interval_s),
+            ContractSource(plan.state_dir),
+            HandoffSource(plan.state_dir),
+            Background(engines, max(1.0, ENGINES_EVERY_S * monitoring.time_factor)),
+            Background(NumaSource(plan), NUMA_EVERY_S),
+            Background(GpuSource(), GPU_EVERY_S),
+        )
+    )
+
+
+def start_exporter(plan: Plan, monitoring: Monitoring) -> tuple[WSGIServer, threading.Thread]:
+    """Begin to serve the page of `plan` on loopback and return the server and its thread.
+
+    Raises InputError when the port is taken.
+    """
+    registry = build_page(plan, monitoring).registry()
+    registry.register(PROCESS_COLLECTOR)
+    registry.register(GC_COLLECTOR)
+    try:
+        return start_http_server(monitoring.exporter_port, addr="127.0.0.1", registry=registry)
+    except OSError as error:
+        raise InputError(
+            f"port {monitoring.exporter_port} of the exporter cannot be bound ({error.strerror})",
+            where="key monitoring.exporter_port",
+            remedy="stop what listens there, or set another port",
+        ) from None
+
+
+def run_exporter(plan: Plan, monitoring: Monitoring) -> None:
+    """Serve until the process is ended. Raises InputError when the port is taken."""
+    _, thread = start_exporter(plan, monitoring)
+    thread.join()

@@ -1,0 +1,137 @@
+"""Record what the pinned engine, router and exporters serve under /metrics, as the reference of the metric contract.
+
+A page shows a counter only once it has counted, so the engine is recorded idle and under load, and what its source declares
+beside that (`declared.json`): a failure that did not happen here still has a name, a type and labels.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib.util
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from dsv41_serving.bench.mixed_load import run_mixed_load
+from dsv41_serving.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dsv41_serving.plan.model import Plan
+
+ROUNDS = 3
+DECLARED = "declared.json"
+_TYPES = {"Counter": "counter", "Gauge": "gauge", "Histogram": "histogram", "Summary": "summary"}
+# Labels that every engine metric carries; the scheduler's have a rank, those of the API server have none.
+_BASE_LABELS = ("model_name", "engine_type", "tp_rank", "pp_rank", "moe_ep_rank")
+# Of the node exporter's hundreds of families, those that a node of this kind is judged by.
+_NODE_FAMILIES = re.compile(
+    r"node_(boot_time|cpu_seconds|disk_(io_time|read_bytes|written_bytes)|filesystem_(avail|size)_bytes|load1|load5|"
+    r"memory_(MemTotal|MemAvailable|MemFree|Cached|Mlocked|HugePages_Total|HugePages_Free|numa_[a-zA-Z_]+|Shmem)|"
+    r"network_(receive|transmit)_bytes|time_seconds|vmstat_(oom_kill|pgmajfault|numa_[a-z_]+))"
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """One page: `name` is its file, `url` where it is served."""
+
+    name: str
+    url: str
+
+
+def targets_of(plan: Plan, *, exporter_port: int, node_exporter_port: int) -> tuple[Target, ...]:
+    """Return every page of a node: services by kind, the project's exporter, the node exporter."""
+    services = tuple(Target(service.kind, service.metrics_url) for service in plan.services)
+    return (
+        *services,
+        Target("exporter", f"http://127.0.0.1:{exporter_port}/metrics"),
+        Target("node", f"http://127.0.0.1:{node_exporter_port}/metrics"),
+    )
+
+
+async def record_pages(
+    plan: Plan, targets: tuple[Target, ...], directory: Path, say: Callable[[str], None], *, rounds: int = ROUNDS
+) -> None:
+    """Write `NAME-idle.prom`, then, while a mixed load runs, `NAME-load.prom` of every target, and `declared.json`.
+
+    A page that is not served is said and left as it is. Raises InputError when the router does not answer.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    async with httpx.AsyncClient(timeout=30.0) as client:
+        await _record(client, targets, directory, "idle", say)
+        load = asyncio.create_task(run_mixed_load(plan.router.url, plan.served_model_name, rounds))
+        # The first requests show how counters begin; the page is taken while the last are still running.
+        while not load.done():
+            await asyncio.sleep(1.0)
+            if not load.done():
+                await _record(client, targets, directory, "load", lambda _: None)
+        try:
+            say(f"sent {load.result()} requests")
+        except (httpx.HTTPError, ExceptionGroup) as error:
+            raise InputError(
+                f"the load could not be sent ({error})", where=plan.router.url, remedy="start the stack: `dsv41 up`"
+            ) from None
+    declared = declared_metrics()
+    (directory / DECLARED).write_text(json.dumps(declared, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    say(f"{len(declared)} metrics are declared in the engine's source")
+
+
+async def _record(
+    client: httpx.AsyncClient, targets: tuple[Target, ...], directory: Path, when: str, say: Callable[[str], None]
+) -> None:
+    for target in targets:
+        try:
+            response = await client.get(target.url)
+            response.raise_for_status()
+        except httpx.HTTPError as error:
+            say(f"{target.name}: not recorded, {target.url} does not answer ({type(error).__name__})")
+            continue
+        page = keep_families(response.text, _NODE_FAMILIES) if target.name == "node" else response.text
+        (directory / f"{target.name}-{when}.prom").write_text(page, encoding="utf-8")
+        say(f"{target.name}: {page.count(chr(10))} lines {when}")
+
+
+def keep_families(page: str, wanted: re.Pattern[str]) -> str:
+    """Return the lines of `page` whose metric matches `wanted`, of file systems only the root: other mounts are private."""
+    lines = []
+    for line in page.splitlines():
+        name = line.split(" ")[2] if line.startswith("#") else line
+        if wanted.match(name) and ("mountpoint=" not in line or 'mountpoint="/"' in line):
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def declared_metrics() -> dict[str, dict[str, Any]]:
+    """Return name -> {type, labels} of every metric that the installed SGLang's source declares. Raises InputError."""
+    spec = importlib.util.find_spec("sglang")
+    if spec is None or not spec.submodule_search_locations:
+        raise InputError("sglang is not installed", remedy="use the environment of requirements.lock")
+    room = Path(spec.submodule_search_locations[0]) / "srt" / "observability"
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(room.glob("*.py")):
+        for name, kind, labels in _declarations(path.read_text(encoding="utf-8")):
+            found[name] = {"type": kind, "labels": sorted(labels)}
+    return found
+
+
+def _declarations(source: str) -> Iterator[tuple[str, str, set[str]]]:
+    """Yield (name, type, labels) of every metric constructed in `source` under a literal name."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        arguments = {keyword.arg: keyword.value for keyword in node.keywords}
+        name = arguments.get("name", node.args[0] if node.args else None)
+        if called not in _TYPES or not isinstance(name, ast.Constant) or not str(name.value).startswith("sglang:"):
+            continue
+        labels = arguments.get("labelnames")
+        constants = {c.value for c in ast.walk(labels) if isinstance(c, ast.Constant)} if labels is not None else set()
+        inherits = labels is not None and any(isinstance(n, ast.Name | ast.Attribute) for n in ast.walk(labels))
+        yield str(name.value), _TYPES[called], {*map(str, constants), *(_BASE_LABELS if inherits else ())}
