@@ -15,6 +15,7 @@ from rich.table import Table
 
 from dsv41_serving.errors import EXIT_CHECK_FAILED, EXIT_INTERRUPTED, EXIT_OK, Dsv41Error, InputError
 from dsv41_serving.facts import describe, read_facts
+from dsv41_serving.observe.commands import canary, exporter, metrics
 from dsv41_serving.plan import Installation, Plan, make_plan
 from dsv41_serving.plan.files import node_file_text
 from dsv41_serving.plan.install import diff_files, write_files
@@ -109,6 +110,8 @@ def cli(
 
 cli.add_command(release)
 cli.add_command(bundle)
+for watcher in (exporter, canary, metrics):
+    cli.add_command(watcher)
 
 
 @cli.group()
@@ -293,6 +296,7 @@ def run(context: Context, role: str) -> None:
 @click.pass_obj
 def up(context: Context, detach: bool) -> None:  # noqa: FBT001
     """Run the whole plan on this machine; Ctrl-C drains and stops it."""
+    from dsv41_serving.exporter.serve import start_beside  # noqa: PLC0415
     from dsv41_serving.run.prepare import prepare_start  # noqa: PLC0415
     from dsv41_serving.run.up import hold_stack, launch_stack, refuse_second  # noqa: PLC0415
 
@@ -302,6 +306,7 @@ def up(context: Context, detach: bool) -> None:  # noqa: FBT001
     if detach:
         launch_stack(made, out, [sys.executable, "-m", "dsv41_serving", *context.arguments(), "up"])
     else:
+        start_beside(made, context.load().spec.monitoring, _say)
         hold_stack(made, out)
 
 

@@ -30,7 +30,7 @@ CANCEL_AFTER_CHUNKS = 3
 CANCEL_TOKENS = 400
 TOOL_TOKENS = 64
 ANSWER_TOKENS = 24
-_ABORT_PATIENCE_S = 10.0
+_ABORT_LOOKS, _ABORT_PAUSE_S = 40, 0.25
 _QUESTION = {"role": "user", "content": "What is the weather in Paris?"}
 _CITIES = ("Paris", "Rome")
 _WEATHER = {
@@ -126,9 +126,11 @@ class _Canary:
                 if chunks >= CANCEL_AFTER_CHUNKS:
                     break
         self._deployment.generated_tokens += chunks
-        deadline = time.monotonic() + _ABORT_PATIENCE_S
-        while (after := await self._aborted()) <= before and time.monotonic() < deadline:
-            await asyncio.sleep(0.2)
+        for _ in range(_ABORT_LOOKS):
+            after = await self._aborted()
+            if after > before:
+                break
+            await asyncio.sleep(_ABORT_PAUSE_S)
         seen = f"left after {chunks} chunks, {ABORTED} moved by {after - before:.0f}"
         return seen, ["" if after > before else "the engines did not notice"]
 

@@ -21,7 +21,9 @@ class Step(_Value):
 
     def as_line(self) -> str:
         """Return the step as one line."""
-        return f"FAIL  {self.name:<9} {self.problem}; {self.seen}" if self.problem else f"pass  {self.name:<9} {self.seen}"
+        return (
+            f"FAIL  {self.name:<9} {self.problem}; {self.seen}" if self.problem else f"pass  {self.name:<9} {self.seen}"
+        )
 
 
 class CanaryRun(_Value):
@@ -41,6 +43,13 @@ class CanaryRun(_Value):
     def passed(self) -> bool:
         """Whether there was a conversation and no step of it failed."""
         return bool(self.steps) and not any(step.problem for step in self.steps)
+
+    def as_lines(self) -> list[str]:
+        """Return one line per step, and one with the sum."""
+        first = "no token" if self.first_token_s is None else f"first token after {self.first_token_s:.2f} s"
+        verdict = "passed" if self.passed else "FAILED"
+        summary = f"{verdict} in {self.seconds:.1f} s, {self.generated_tokens} tokens, {first}"
+        return [*(step.as_line() for step in self.steps), f"{summary}; run {self.runs}, {self.failures} failed"]
 
 
 class CanaryResults:

@@ -78,5 +78,7 @@ class NumaSource:
         placement = Placement()
         for pid in pids:
             with suppress(OSError):  # it ended, or the kernel has no NUMA
-                placement.add((self._root / "proc" / str(pid) / "numa_maps").read_text(encoding="utf-8", errors="replace"))
+                placement.add(
+                    (self._root / "proc" / str(pid) / "numa_maps").read_text(encoding="utf-8", errors="replace")
+                )
         return placement

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 from prometheus_client import GC_COLLECTOR, PROCESS_COLLECTOR, start_http_server
@@ -18,6 +17,8 @@ from dsv41_serving.exporter.results import CanarySource, ContractSource
 from dsv41_serving.exporter.services import ServicesSource
 
 if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
     from wsgiref.simple_server import WSGIServer
 
     from dsv41_serving.plan.model import Plan
@@ -61,6 +62,14 @@ def start_exporter(plan: Plan, monitoring: Monitoring) -> tuple[WSGIServer, thre
             where="key monitoring.exporter_port",
             remedy="stop what listens there, or set another port",
         ) from None
+
+
+def start_beside(plan: Plan, monitoring: Monitoring, say: Callable[[str], None]) -> None:
+    """Serve from a thread of the process that runs the stack. A stack without metrics still serves: a taken port is said."""
+    try:
+        start_exporter(plan, monitoring)
+    except InputError as error:
+        say(f"no metrics of this node: {error}")
 
 
 def run_exporter(plan: Plan, monitoring: Monitoring) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dsv41_serving.plan.model import Plan
+    from dsv41_serving.spec.model import Monitoring
 
 ROUNDS = 3
 DECLARED = "declared.json"
@@ -37,6 +38,9 @@ _NODE_FAMILIES = re.compile(
     r"network_(receive|transmit)_bytes|time_seconds|vmstat_(oom_kill|pgmajfault|numa_[a-z_]+))"
 )
 
+_PROMETHEUS_FAMILIES = re.compile(r"prometheus_(rule|notifications|target|tsdb_head_(series|chunks)|config|build)")
+_KEPT = {"node": _NODE_FAMILIES, "prometheus": _PROMETHEUS_FAMILIES}
+
 
 @dataclass(frozen=True)
 class Target:
@@ -46,13 +50,14 @@ class Target:
     url: str
 
 
-def targets_of(plan: Plan, *, exporter_port: int, node_exporter_port: int) -> tuple[Target, ...]:
-    """Return every page of a node: services by kind, the project's exporter, the node exporter."""
+def targets_of(plan: Plan, monitoring: Monitoring) -> tuple[Target, ...]:
+    """Return every page of a node: services by kind, the project's exporter, the node exporter, Prometheus."""
     services = tuple(Target(service.kind, service.metrics_url) for service in plan.services)
     return (
         *services,
-        Target("exporter", f"http://127.0.0.1:{exporter_port}/metrics"),
-        Target("node", f"http://127.0.0.1:{node_exporter_port}/metrics"),
+        Target("exporter", f"http://127.0.0.1:{monitoring.exporter_port}/metrics"),
+        Target("node", f"http://127.0.0.1:{monitoring.node_exporter_port}/metrics"),
+        Target("prometheus", f"http://127.0.0.1:{monitoring.prometheus_port}/metrics"),
     )
 
 
@@ -63,7 +68,7 @@ async def record_pages(
 
     A page that is not served is said and left as it is. Raises InputError when the router does not answer.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
     async with httpx.AsyncClient(timeout=30.0) as client:
         await _record(client, targets, directory, "idle", say)
         load = asyncio.create_task(run_mixed_load(plan.router.url, plan.served_model_name, rounds))
@@ -93,7 +98,8 @@ async def _record(
         except httpx.HTTPError as error:
             say(f"{target.name}: not recorded, {target.url} does not answer ({type(error).__name__})")
             continue
-        page = keep_families(response.text, _NODE_FAMILIES) if target.name == "node" else response.text
+        wanted = _KEPT.get(target.name)
+        page = keep_families(response.text, wanted) if wanted else response.text
         (directory / f"{target.name}-{when}.prom").write_text(page, encoding="utf-8")
         say(f"{target.name}: {page.count(chr(10))} lines {when}")
 

@@ -1,4 +1,4 @@
-"""The files that describe a plan on its node: node file, systemd units, Prometheus targets. Pure text."""
+"""The files that describe a plan on its node: node file, systemd units, monitoring. Pure text."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from dsv41_serving.plan.model import RenderedFile
+from dsv41_serving.plan.monitoring import monitoring_files
+from dsv41_serving.plan.monitoring_units import STARTED_WITH_TARGET, monitoring_units
 from dsv41_serving.resources import data_dir
 from dsv41_serving.spec.load import DEFAULT, leaves
 
@@ -16,14 +18,6 @@ if TYPE_CHECKING:
 
 UNIT_DIR = "/etc/systemd/system"
 
-# SGLang spells its metrics `sglang:name`. To a scraper that asks for OpenMetrics, as every Prometheus does, its client library
-# writes `sglang_name` instead. One spelling, whatever was negotiated; Prometheus 2.42 knows no `scrape_protocols`.
-SGLANG_NAMES = {
-    "source_labels": ["__name__"],
-    "regex": "sglang_(.+)",
-    "target_label": "__name__",
-    "replacement": "sglang:$1",
-}
 FILE_LIST = "/etc/dsv41/files"
 """Names every rendered file, one path a line, so that a later plan can remove what it no longer has."""
 
@@ -33,8 +27,12 @@ def render_files(loaded: LoadedSpec, plan: Plan, installation: Installation) -> 
     files = [
         # Without origins: read back on the node, every value comes from this file, and it must not differ from itself.
         RenderedFile(path=installation.node_file, text=node_file_text(loaded, origins=False)),
-        RenderedFile(path=f"{UNIT_DIR}/dsv41.target", text=_fill("dsv41.target", services=_units(plan.services))),
-        RenderedFile(path="/etc/dsv41/prometheus/prometheus.yml", text=_prometheus_config(loaded, plan)),
+        RenderedFile(
+            path=f"{UNIT_DIR}/dsv41.target",
+            text=_fill("dsv41.target", services=f"{_units(plan.services)} {STARTED_WITH_TARGET}"),
+        ),
+        *monitoring_files(loaded.spec.monitoring, plan),
+        *monitoring_units(loaded.spec, plan, installation),
         *(_unit(loaded, plan, service, installation) for service in plan.services),
         RenderedFile(path="/etc/sysusers.d/dsv41.conf", text=_fill("sysusers.conf", user=loaded.spec.node.user)),
         RenderedFile(
@@ -117,32 +115,3 @@ def _fill(template: str, **values: str) -> str:
     filled = Template(text).substitute(values)
     # A directive with nothing to say is left out rather than written empty.
     return "\n".join(line for line in filled.split("\n") if line not in {"Requires=", "After=", "Before="})
-
-
-def _prometheus_config(loaded: LoadedSpec, plan: Plan) -> str:
-    """Return the configuration of this node's Prometheus, as JSON, which YAML contains.
-
-    A whole file rather than one to include: Debian 12 ships Prometheus 2.42, which knows no `scrape_config_files`.
-    """
-    interval = f"{loaded.spec.monitoring.scrape_interval_s}s"
-    jobs = [
-        {
-            "job_name": f"dsv41-{'engine' if service.is_engine else 'router'}-{service.name}",
-            "metrics_path": "/metrics",
-            **({"metric_relabel_configs": [SGLANG_NAMES]} if service.is_engine else {}),
-            "static_configs": [
-                {
-                    "targets": [service.metrics_url.removeprefix("http://").removesuffix("/metrics")],
-                    "labels": {"node": plan.node, "service": service.name, "role": service.kind},
-                }
-            ],
-        }
-        for service in plan.services
-    ]
-    monitoring = loaded.spec.monitoring
-    jobs += [
-        {"job_name": name, "static_configs": [{"targets": [f"127.0.0.1:{port}"], "labels": {"node": plan.node}}]}
-        for name, port in (("prometheus", monitoring.prometheus_port), ("node", monitoring.node_exporter_port))
-    ]
-    config = {"global": {"scrape_interval": interval, "evaluation_interval": interval}, "scrape_configs": jobs}
-    return json.dumps(config, indent=2) + "\n"

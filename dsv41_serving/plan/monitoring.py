@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from dsv41_serving.plan.model import Plan
     from dsv41_serving.spec.model import Monitoring
 
+# SGLang spells its metrics `sglang:name`. To a scraper that asks for OpenMetrics, as every Prometheus does, its client library
+# writes `sglang_name` instead. One spelling, whatever was negotiated; Prometheus 2.42 knows no `scrape_protocols`.
+SGLANG_NAMES = {
+    "source_labels": ["__name__"],
+    "regex": "sglang_(.+)",
+    "target_label": "__name__",
+    "replacement": "sglang:$1",
+}
 PROMETHEUS_DIR = "/etc/dsv41/prometheus"
 ALERTMANAGER_FILE = "/etc/dsv41/alertmanager/alertmanager.yml"
 # rate() needs two samples in its window; one may be lost.
@@ -40,7 +48,9 @@ def monitoring_files(monitoring: Monitoring, plan: Plan) -> tuple[RenderedFile, 
         RenderedFile(path=f"{PROMETHEUS_DIR}/prometheus.yml", text=_to_text(prometheus_config(monitoring, plan))),
         RenderedFile(path=ALERTMANAGER_FILE, text=_to_text(alertmanager_config(monitoring))),
         *(
-            RenderedFile(path=f"{PROMETHEUS_DIR}/rules/{path.name}", text=fill_rules(path.read_text("utf-8"), monitoring))
+            RenderedFile(
+                path=f"{PROMETHEUS_DIR}/rules/{path.name}", text=fill_rules(path.read_text("utf-8"), monitoring)
+            )
             for path in sorted((data_dir("monitoring") / "rules").glob("*.yml"))
         ),
     )
@@ -112,7 +122,7 @@ def _service_jobs(plan: Plan) -> list[dict[str, Any]]:
                     "labels": {"node": plan.node, "service": service.name, "role": service.kind},
                 }
             ],
-            **({} if service.is_engine else {"metric_relabel_configs": [_keep_served_models(plan)]}),
+            "metric_relabel_configs": [SGLANG_NAMES if service.is_engine else _keep_served_models(plan)],
         }
         for service in plan.services
     ]
