@@ -136,7 +136,7 @@ def _keep_served_models(plan: Plan) -> dict[str, Any]:
 
 def _host_jobs(monitoring: Monitoring, node: str) -> list[dict[str, Any]]:
     ports = {
-        "dsv41-exporter": monitoring.exporter_port,
+        "exporter": monitoring.exporter_port,
         "node": monitoring.node_exporter_port,
         "prometheus": monitoring.prometheus_port,
         "alertmanager": monitoring.alertmanager_port,

@@ -28,6 +28,7 @@ def _choose_ports() -> dict[str, int]:
             "engines.decode.port": base + 200,
             "router.port": base + 1,
             "router.metrics_port": base + 91,
+            "monitoring.exporter_port": base + 92,
         }
         if not any(find_listener(port) for port in ports.values()):
             return ports

@@ -48,10 +48,20 @@ def directives(unit: str) -> dict[str, list[str]]:
 def test_these_files_make_an_installation(plan: Plan) -> None:
     """One unit for each service, the target, the node file, the scrape jobs, the user, its directories, and their list."""
     assert [file.path for file in plan.files] == [
+        "/etc/dsv41/alertmanager/alertmanager.yml",
         "/etc/dsv41/files",
         "/etc/dsv41/node.toml",
         "/etc/dsv41/prometheus/prometheus.yml",
+        *(
+            f"/etc/dsv41/prometheus/rules/{name}.yml"
+            for name in ("engine", "handoff", "hardware", "memory", "platform", "recording", "serving", "users")
+        ),
+        f"{UNITS}/dsv41-canary.service",
+        f"{UNITS}/dsv41-canary.timer",
+        f"{UNITS}/dsv41-contract.service",
+        f"{UNITS}/dsv41-contract.timer",
         f"{UNITS}/dsv41-decode.service",
+        f"{UNITS}/dsv41-exporter.service",
         f"{UNITS}/dsv41-prefill.service",
         f"{UNITS}/dsv41-router.service",
         f"{UNITS}/dsv41.target",
@@ -99,7 +109,10 @@ def test_an_engine_over_both_sockets_is_bound_to_none(two_sockets: Facts) -> Non
 def test_the_target_wants_every_service(plan: Plan) -> None:
     """Starting it starts everything; each unit is part of it, so stopping it stops everything."""
     target = directives(text_of(plan, f"{UNITS}/dsv41.target"))
-    assert target["Wants"][0] == "dsv41-prefill.service dsv41-decode.service dsv41-router.service"
+    assert target["Wants"][0] == (
+        "dsv41-prefill.service dsv41-decode.service dsv41-router.service "
+        "dsv41-exporter.service dsv41-canary.timer dsv41-contract.timer"
+    )
 
 
 def test_no_directive_is_empty_and_no_placeholder_is_left(two_sockets: Facts) -> None:
@@ -108,7 +121,10 @@ def test_no_directive_is_empty_and_no_placeholder_is_left(two_sockets: Facts) ->
         for shape in load_spec(profile=profile).spec.shapes:
             plan = plan_for(turn_into(two_sockets, profile), profile, f"shape={shape}")
             for file in plan.files:
-                assert "$" not in file.text.replace("sglang:$1", "")  # Prometheus's own placeholder
+                # Prometheus has placeholders of its own, one in its configuration and $labels and $value in rules.
+                left = re.sub(r"sglang:\$1|\$labels\.\w+|\$value", "", file.text)
+                assert "$" not in left
+                assert "@{" not in left
                 empty = {name for name, values in directives(file.text).items() if "" in values}
                 if file.path.endswith((".service", ".target")):
                     assert empty <= {"CapabilityBoundingSet", "AmbientCapabilities"}
@@ -120,6 +136,7 @@ def test_engines_keep_the_spelling_of_sglang_whatever_prometheus_negotiates(plan
         renamed = [
             re.sub(f"^{rule['regex']}$", rule["replacement"].replace("$1", r"\1"), "sglang_kv_used_tokens")
             for rule in job.get("metric_relabel_configs", [])
+            if "replacement" in rule
         ]
         assert renamed == (["sglang:kv_used_tokens"] if "engine" in job["job_name"] else [])
 
@@ -131,7 +148,12 @@ def test_prometheus_scrapes_every_service(plan: Plan) -> None:
     others = {
         job["job_name"]: job["static_configs"][0]["targets"] for job in config["scrape_configs"] if job not in jobs
     }
-    assert others == {"prometheus": ["127.0.0.1:9090"], "node": ["127.0.0.1:9100"]}
+    assert others == {
+        "exporter": ["127.0.0.1:9641"],
+        "node": ["127.0.0.1:9100"],
+        "prometheus": ["127.0.0.1:9090"],
+        "alertmanager": ["127.0.0.1:9093"],
+    }
     interval = config["global"]["scrape_interval"]
     assert [(job["job_name"], job["metrics_path"], interval) for job in jobs] == [
         ("dsv41-engine-prefill", "/metrics", "5s"),

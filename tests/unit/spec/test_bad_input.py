@@ -42,9 +42,20 @@ def complain(path: Path | None, profile: str | None = None, overrides: tuple[str
             id="unknown key of an engine",
         ),
         pytest.param(
-            "[monitoring]\nzzz = 1",
-            "key monitoring.zzz: unknown key; use one of: node_exporter_port, prometheus_port, scrape_interval_s",
+            "[memory]\nzzz = 1",
+            (
+                "key memory.zzz: unknown key; use one of: engram, engram_bytes, host_bytes_per_engine, shm_bytes, "
+                "weights_bytes_per_gpu"
+            ),
             id="unknown key that resembles none",
+        ),
+        pytest.param(
+            "[monitoring]\nfirst_token_objective_s = 3.0",
+            (
+                "key monitoring.first_token_objective_s: 3.0 is no bound of the engine's histogram; use one of: 0.1, 0.2, 0.4, "
+                "0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0, 200.0, 400.0"
+            ),
+            id="objective that no histogram can show",
         ),
         pytest.param(
             "[router]\nport = '30001'",

@@ -72,11 +72,8 @@ def test_a_flag_nobody_set_has_no_value() -> None:
     ("key", "line"),
     [
         (
-            "monitoring.port",
-            (
-                "monitoring: there is no key 'monitoring.port'; "
-                "use one of: node_exporter_port, prometheus_port, scrape_interval_s"
-            ),
+            "model.port",
+            "model: there is no key 'model.port'; use one of: name, path, revision",
         ),
         (
             "port",
