@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -38,6 +39,26 @@ class Directory(BaseModel):
     def remote(self) -> bool:
         """Whether the files come over a network."""
         return self.filesystem in _NETWORK
+
+
+class SecretFile(BaseModel):
+    """A file with a key. Its content is not a fact."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    path: str
+    exists: bool
+    open_to_others: bool
+    """Whether users other than its owner and group may read it."""
+
+
+def read_secret(path: str, root: Path = Path("/")) -> SecretFile:
+    """Return what is known of the secret at `path` on the machine below `root`."""
+    try:
+        mode = (root / path.lstrip("/")).stat().st_mode
+    except OSError:
+        return SecretFile(path=path, exists=False, open_to_others=False)
+    return SecretFile(path=path, exists=stat.S_ISREG(mode), open_to_others=bool(mode & stat.S_IROTH))
 
 
 def read_directory(path: str, root: Path = Path("/")) -> Directory:

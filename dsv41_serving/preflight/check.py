@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from dsv41_serving.errors import InputError
     from dsv41_serving.facts.copying import Copying
-    from dsv41_serving.facts.directory import Directory
+    from dsv41_serving.facts.directory import Directory, SecretFile
     from dsv41_serving.facts.host import Host
     from dsv41_serving.facts.model import Facts, Gpu
     from dsv41_serving.facts.packages import Packages
@@ -44,6 +44,8 @@ class Scene:
     host: Host
     directories: Mapping[str, Directory]
     """By what they are for: state, cache, temporary, and, where the plan has them, model and crash."""
+    secrets: Mapping[str, SecretFile]
+    """By the key of the description that names it, such as router.api_key_file."""
     checkpoint: CheckpointFacts
     packages: Packages
     copying: Copying

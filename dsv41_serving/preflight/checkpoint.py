@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsv41_serving.embedded import load_description, verify_model
-from dsv41_serving.embedded.description import Checkpoint, Converted, Random
+from dsv41_serving.embedded.description import Checkpoint
 from dsv41_serving.embedded.manifest import FILE_NAME
 from dsv41_serving.facts.directory import measure_read
 
@@ -49,7 +49,7 @@ def read_checkpoint(spec: NodeSpec, *, hashes: bool) -> CheckpointFacts:
     """
     description = load_description(spec.model.name)
     wanted = description if isinstance(description, Checkpoint) else None
-    path = _locate(spec, description)
+    path = locate_model(spec)
     revision = wanted.revision if wanted else ""
     former = wanted.former_revisions if wanted else {}
     if path is None:
@@ -74,8 +74,9 @@ def read_checkpoint(spec: NodeSpec, *, hashes: bool) -> CheckpointFacts:
     )
 
 
-def _locate(spec: NodeSpec, description: Checkpoint | Converted | Random) -> Path | None:
-    """Return where the model lies, or None when it is an embedded one that has yet to be made."""
+def locate_model(spec: NodeSpec) -> Path | None:
+    """Return where the model of `spec` lies, or None when it is an embedded one that has yet to be made."""
+    description = load_description(spec.model.name)
     if spec.model.path or isinstance(description, Checkpoint):
         return Path(spec.model.path)
     try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dsv41_serving.errors import InputError
 from dsv41_serving.facts.copying import try_copying
-from dsv41_serving.facts.directory import read_directory
+from dsv41_serving.facts.directory import read_directory, read_secret
 from dsv41_serving.facts.host import read_host
 from dsv41_serving.facts.packages import read_packages
 from dsv41_serving.plan import Installation, make_plan
@@ -48,6 +48,11 @@ def gather_scene(loaded: LoadedSpec, facts: Facts, root: Path, *, python: str, h
         facts=facts,
         host=read_host(root),
         directories={name: read_directory(path, root) for name, path in places.items()},
+        secrets={
+            f"router.{key}": read_secret(path, root)
+            for key in ("api_key_file", "tls_cert_file", "tls_key_file")
+            if (path := getattr(spec.router, key))
+        },
         checkpoint=read_checkpoint(spec, hashes=hashes),
         packages=read_packages(lock_file()),
         copying=try_copying(),

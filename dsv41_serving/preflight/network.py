@@ -71,11 +71,27 @@ def judge_loopback(scene: Scene) -> Outcome | None:
 
 
 def judge_exposure(scene: Scene) -> Outcome | None:
-    """Return whether nothing of the plan listens off loopback without asking for a key."""
+    """Return whether what leaves the machine is encrypted; that it needs a key the description itself insists on."""
     router = scene.spec.router
-    if router.host not in LOOPBACK and not router.api_key_credential:
-        return failed(f"the router listens on {router.host} and asks for no key", "set router.host = '127.0.0.1'")
+    if router.host not in LOOPBACK and not router.tls_cert_file:
+        return warned(
+            f"the router listens on {router.host} in plain HTTP: keys and prompts can be read on the way",
+            "set router.tls_cert_file and router.tls_key_file",
+        )
     return passed(f"engines on loopback, router on {router.host}")
+
+
+def judge_secrets(scene: Scene) -> Outcome | None:
+    """Return whether files with keys are there, and closed to others."""
+    absent = [f"{key}: {file.path}" for key, file in scene.secrets.items() if not file.exists]
+    open_files = [
+        file.path for key, file in scene.secrets.items() if file.open_to_others and not key.endswith("cert_file")
+    ]
+    if absent:
+        return failed(f"is not there: {', '.join(absent)}", "sudo install -m 600 FILE there, or correct the path")
+    if open_files:
+        return warned(f"others may read {', '.join(open_files)}", f"sudo chmod o-r {' '.join(open_files)}")
+    return passed(", ".join(file.path for file in scene.secrets.values())) if scene.secrets else None
 
 
 def judge_backlog(scene: Scene) -> Outcome | None:
@@ -109,8 +125,7 @@ CHECKS = (
         needs_plan=True,
     ),
     Check("loopback", "Is loopback up?", "engines listen there alone", judge_loopback),
-    Check(
-        "exposure", "Does nothing answer outside without a key?", "smg: binds without authentication", judge_exposure
-    ),
+    Check("exposure", "Is what leaves the machine encrypted?", "smg: binds in plain HTTP", judge_exposure),
+    Check("secrets", "Are files with keys there, and closed?", "systemd LoadCredential fails with 243", judge_secrets),
     Check("backlog", "Can connections wait to be accepted?", "kernel documentation, somaxconn", judge_backlog),
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsv41_serving.errors import InputError
-from dsv41_serving.facts.directory import Directory, measure_read, read_directory
+from dsv41_serving.facts.directory import Directory, SecretFile, measure_read, read_directory, read_secret
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,3 +73,13 @@ def test_file_systems_that_come_over_a_network(filesystem: str | None, *, remote
         path="/m", exists=True, writable=True, free_bytes=1, free_files=1, filesystem=filesystem, noexec=False
     )
     assert place.remote is remote
+
+
+def test_a_secret_is_known_by_its_mode_alone(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("secret")
+    key.chmod(0o640)
+    assert read_secret("/key", tmp_path) == SecretFile(path="/key", exists=True, open_to_others=False)
+    key.chmod(0o644)
+    assert read_secret("/key", tmp_path).open_to_others
+    assert not read_secret("/absent", tmp_path).exists

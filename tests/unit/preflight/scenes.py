@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dsv41_serving.check.start import PINNED
 from dsv41_serving.errors import InputError
 from dsv41_serving.facts import Limits
 from dsv41_serving.facts.copying import Copying
-from dsv41_serving.facts.directory import Directory
+from dsv41_serving.facts.directory import Directory, SecretFile
 from dsv41_serving.facts.host import Host
 from dsv41_serving.facts.model import Gpu, GpuHealth, Process
 from dsv41_serving.facts.packages import Packages
@@ -70,10 +71,11 @@ def good_scene(facts: Facts, profile: str, *overrides: str) -> Scene:
             gpu_faults=(),
         ),
         directories={name: directory(f"/srv/{name}") for name in ("state", "cache", "temporary", "model", "crash")},
+        secrets={},
         checkpoint=checkpoint,
         packages=Packages(
             python=(3, 11),
-            versions={"sglang": "0.5.23", "sglang-router": "0.3.2", "nixl": "1.5.1"},
+            versions=dict(PINNED),
             locked=260,
             differences=(),
             torch_cuda="13.0",
@@ -188,6 +190,12 @@ def place(name: str, **values: Any) -> Change:
 def checkpoint(**values: Any) -> Change:
     """Change the model on disk."""
     return lambda scene: replace(scene, checkpoint=replace(scene.checkpoint, **values))
+
+
+def secret(key: str, *, exists: bool = True, open_to_others: bool = False) -> Change:
+    """Let the description name a file with a key."""
+    file = SecretFile(path="/etc/dsv41/key", exists=exists, open_to_others=open_to_others)
+    return lambda scene: replace(scene, secrets={**scene.secrets, key: file})
 
 
 def packages(**values: Any) -> Change:

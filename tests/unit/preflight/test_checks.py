@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dsv41_serving.check.start import PINNED
 from dsv41_serving.embedded.verify import Problem
 from dsv41_serving.facts import Limits, Listener
 from dsv41_serving.facts.copying import Copying
@@ -88,7 +89,7 @@ WRONG: dict[str, list[tuple[Callable[[Scene], Scene], str, str]]] = {
         (on.engine_env("decode", SGLANG_DISAGGREGATION_WAITING_TIMEOUT="3600"), "warn", "may wait 3600 s"),
     ],
     "versions.engine": [
-        (on.packages(versions={"sglang": "0.5.12", "sglang-router": "0.3.2"}), "fail", "nixl missing instead of 1.5.1"),
+        (on.packages(versions={**PINNED, "sglang": "0.5.12"}), "fail", "sglang 0.5.12 instead of 0.5.23"),
     ],
     "versions.lock": [
         (
@@ -338,15 +339,14 @@ WRONG: dict[str, list[tuple[Callable[[Scene], Scene], str, str]]] = {
     "network.loopback": [(on.host(loopback_up=False), "fail", "lo is down")],
     "network.exposure": [
         (
-            lambda scene: replace(
-                scene,
-                spec=scene.spec.model_copy(
-                    update={"router": scene.spec.router.model_copy(update={"host": "10.0.0.5"})}
-                ),
-            ),
-            "fail",
-            "listens on 10.0.0.5 and asks for no key",
+            on.spec("router.host=10.0.0.5", "router.api_key_file=/etc/dsv41/key"),
+            "warn",
+            "listens on 10.0.0.5 in plain HTTP",
         ),
+    ],
+    "network.secrets": [
+        (on.secret("router.api_key_file", exists=False), "fail", "router.api_key_file: /etc/dsv41/key"),
+        (on.secret("router.tls_key_file", open_to_others=True), "warn", "others may read /etc/dsv41/key"),
     ],
     "network.backlog": [(on.host(somaxconn=128), "warn", "net.core.somaxconn = 128")],
     "leftovers.orphans": [
@@ -393,8 +393,14 @@ def test_all_is_well_on_a_good_node(node: Scene) -> None:
     assert [(a.check, a.outcome.seen) for a in report.answers if a.outcome.verdict == "fail"] == []
     assert [a.check for a in report.answers if a.outcome.verdict == "warn"] == ["settings.values"]
     assert all(not a.outcome.remedy for a in report.answers if a.outcome.verdict == "pass")
-    # Host tables are not used on this node; every other question arises.
-    assert report.not_applicable == ("memory.engram", "memory.shared-huge-pages")
+    # Host tables and files with keys are not used on this node; every other question arises.
+    assert report.not_applicable == ("memory.engram", "memory.shared-huge-pages", "network.secrets")
+
+
+def test_a_closed_file_with_a_key_passes(node: Scene) -> None:
+    """A certificate may be read by all."""
+    scene = on.secret("router.api_key_file")(on.secret("router.tls_cert_file", open_to_others=True)(node))
+    assert ask(scene, "network.secrets").verdict == "pass"
 
 
 def test_tables_on_the_host_are_asked_about_where_they_are(node: Scene) -> None:
@@ -471,5 +477,5 @@ def test_json_says_the_same_as_the_lines(node: Scene) -> None:
     lines = [line.plain for line in report.as_lines()]
     assert "fail  network.loopback          lo is down; mend: sudo ip link set lo up" in lines
     assert (
-        lines[-1] == f"{len(rows['checks'])} checks: {rows['counts']['pass']} pass, 1 warn, 1 fail; 2 do not apply here"
+        lines[-1] == f"{len(rows['checks'])} checks: {rows['counts']['pass']} pass, 1 warn, 1 fail; 3 do not apply here"
     )

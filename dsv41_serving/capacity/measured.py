@@ -1,0 +1,82 @@
+"""Compare the prediction with what running engines report on their own pages."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from dsv41_serving.capacity.estimate import GIB, LOADED_BYTES
+from dsv41_serving.check.metrics import KV_CAPACITY, MetricsPage, scrape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dsv41_serving.capacity.estimate import EngineCapacity, NodeCapacity
+    from dsv41_serving.plan.model import Plan
+
+KV_GIB = "sglang:kv_cache_memory_usage_gb"
+WEIGHTS_GIB = "sglang:weight_memory_usage_gb"
+WINDOW_TOKENS = "sglang:max_total_num_tokens_swa"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One quantity of one engine."""
+
+    engine: str
+    quantity: str
+    predicted: float
+    reported: float
+
+    @property
+    def error(self) -> float:
+        """Prediction against report, as a share of the report."""
+        return self.predicted / self.reported - 1.0 if self.reported else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the row with its error."""
+        return {**asdict(self), "error": round(self.error, 5)}
+
+
+async def read_reports(plan: Plan) -> dict[str, MetricsPage]:
+    """Return the page of each engine of `plan` that answers, by name."""
+    pages = {}
+    async with httpx.AsyncClient(timeout=10.0) as client:
+        for engine in plan.engines:
+            try:
+                pages[engine.name] = await scrape(client, engine.metrics_url)
+            except (httpx.HTTPError, ValueError):
+                continue
+    return pages
+
+
+def compare_reports(node: NodeCapacity, pages: Mapping[str, MetricsPage]) -> list[Comparison]:
+    """Return prediction against report for every engine with a page. Sizes in GiB, as SGLang's gauges.
+
+    SGLang adds no gauge for what it does not know; weights are compared on GPUs only: on a CPU it reports how far free
+    host memory fell meanwhile, which every other process moves.
+    """
+    rows = []
+    for engine in node.engines:
+        page = pages.get(engine.settings.name)
+        if page is None:
+            continue
+        for quantity, predicted, metric in _list_quantities(engine):
+            reported = page.get(metric)
+            if reported:
+                rows.append(Comparison(engine.settings.name, quantity, predicted, reported))
+    return rows
+
+
+def _list_quantities(engine: EngineCapacity) -> list[tuple[str, float, str]]:
+    found = [
+        ("pool tokens", float(engine.tokens), KV_CAPACITY),
+        ("pool GiB", engine.pool_bytes / GIB, KV_GIB),
+    ]
+    if engine.pools.window_tokens:
+        found.append(("window tokens", float(engine.pools.window_tokens), WINDOW_TOKENS))
+    if engine.gpu_bytes is not None:
+        found.append(("weights GiB", (engine.weights.gpu + LOADED_BYTES) / GIB, WEIGHTS_GIB))
+    return found
