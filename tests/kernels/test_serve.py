@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from dsv41_kernels import codec
-from dsv41_kernels.serve import weights, workload
+from dsv41_kernels.serve import compare, profile, weights, workload
 from dsv41_kernels.serve.model import Scale
+from dsv41_kernels.serve.server import Variant
 
 
 class Layer(torch.nn.Module):
@@ -23,8 +24,8 @@ class Layer(torch.nn.Module):
             "norm.weight": torch.empty(256),
             "wq.weight": torch.empty(64, 512, dtype=torch.float8_e4m3fn),
             "wq.weight_scale_inv": torch.empty(2, 16),
-            "w2_weight": torch.empty(3, 64, 256, dtype=torch.float8_e4m3fn),
-            "w2_weight_scale_inv": torch.empty(3, 2, 8),
+            "experts.w2_weight": torch.empty(3, 64, 256, dtype=torch.float8_e4m3fn),
+            "experts.w2_weight_scale_inv": torch.empty(3, 2, 8),
             "w13_weight": torch.empty(3, 64, 128, dtype=torch.uint8),
             "w13_weight_scale_inv": torch.empty(3, 64, 8, dtype=torch.uint8),
             "gate.weight": torch.empty(16, 1024),
@@ -49,13 +50,23 @@ def test_matrices_have_unit_gain_whatever_their_type() -> None:
     blocks = tensors["wq.weight_scale_inv"].repeat_interleave(32, 0).repeat_interleave(32, 1)
     gain = (tensors["wq.weight"].float() * blocks).std() * math.sqrt(512)
     assert 0.7 < gain < 1.45  # a power-of-two scale is within a factor of sqrt(2)
-    blocks = tensors["w2_weight_scale_inv"].repeat_interleave(32, 1).repeat_interleave(32, 2)
-    assert 0.7 < (tensors["w2_weight"].float() * blocks).std() * math.sqrt(256) < 1.45
+    blocks = tensors["experts.w2_weight_scale_inv"].repeat_interleave(32, 1).repeat_interleave(32, 2)
+    assert 0.7 < (tensors["experts.w2_weight"].float() * blocks).std() * math.sqrt(256) * 8 < 1.45
     packed = tensors["w13_weight"]
     codes = codec.unpack_nibbles(packed)
     scales = torch.exp2(tensors["w13_weight_scale_inv"].float() - 127).repeat_interleave(32, 2)
     assert 0.7 < (codec.decode_e2m1(codes) * scales).std() * math.sqrt(256) < 1.45
     assert 0.95 < tensors["gate.weight"].std() * math.sqrt(1024) < 1.05
+
+
+def test_a_fused_projection_holds_the_same_model_as_two() -> None:
+    fused = torch.empty(1024, 64)
+    weights.fill("layers.2.wkv_gate.weight", fused, {}, 1)
+    parts = []
+    for part in ("wkv", "wgate"):
+        parts.append(torch.empty(512, 64))
+        weights.fill(f"layers.2.{part}.weight", parts[-1], {}, 1)
+    assert torch.equal(fused, torch.cat(parts))
 
 
 def test_vectors_are_neutral_and_integers_untouched() -> None:
@@ -83,6 +94,29 @@ def test_a_seed_that_is_no_number_ends_the_process_with_one_line() -> None:
     )
     assert run.returncode == 1
     assert run.stderr == "DSV41_SYNTHETIC_SEED='one' is not a whole number; set one, or unset it\n"
+
+
+def test_a_step_is_timed_while_all_requests_decode() -> None:
+    early = workload.Arrival(0.0, [(1.0, 1), (2.0, 2), (2.5, 3), (3.0, 4), (3.5, 5)])
+    late = workload.Arrival(0.0, [(2.0, 1), (2.5, 2), (3.0, 3), (3.5, 4), (9.0, 5)])
+    assert workload.step_time([early, late]) == 0.5
+
+
+def test_a_profile_counts_kernels_alone() -> None:
+    events = [{"cat": "kernel", "name": "a", "dur": 12.0}] * 24
+    events += [{"cat": "kernel", "name": "b", "dur": 6.0}] * 12 + [{"cat": "cpu_op", "name": "c", "dur": 99.0}]
+    found = profile.summarise({"traceEvents": events})
+    assert (found["us_per_step"], found["launches_per_step"]) == (30.0, 3.0)
+    assert found["kernels"] == [["a", 24.0, 2.0], ["b", 6.0, 1.0]]
+
+
+def test_a_variants_arguments_are_its_own() -> None:
+    line = ["--variant", "a=all=off", "--variant", "b=compress=on", "--gpus", "0,1", "--out", "x"]
+    given = compare.parse([*line, "--with", "b=--chunked-prefill-size=1024"])
+    assert compare.variants(given) == [
+        Variant("a", "all=off"),
+        Variant("b", "compress=on", ("--chunked-prefill-size=1024",)),
+    ]
 
 
 def test_answers_are_compared_up_to_their_first_difference() -> None:

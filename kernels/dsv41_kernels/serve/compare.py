@@ -1,80 +1,97 @@
 """Serve the six-layer model with ops off and on, compare the answers, time both: `python -m dsv41_kernels.serve.compare`.
 
-    python -m dsv41_kernels.serve.compare --gpus 0,1 --variant stock=all=off --variant ours=compress=on --out results/engine.jsonl
+    python -m dsv41_kernels.serve.compare --gpus 0,1,2/3 --variant stock=all=off --variant ours=compress=on --variant pair=compress=on
 
-Each variant is one SGLang server on GPUs of its own, all on the same synthetic weights (`weights.py`), with CUDA graphs. First
-correctness: greedy tokens of every variant against the first one's, single and in batches, and the log-probabilities that each
-gives to the first one's answers in one prefill. Then time: decode steps and prefills, variants alternated, medians over rounds
-with fresh prompts. One JSON line per measurement goes to `--out`.
-
-Experts are FP8 in SGLang's Triton runner: the runners for MXFP4 on sm_90 compile for minutes at first start. They are the same in
-every variant.
+Each variant is one SGLang server on GPUs of its own (`0+1`: two ranks; `0/1`: prefill and decode with NIXL between them), all on the
+same synthetic weights (`weights.py`). First correctness: greedy tokens of every variant against the first one's, single and in
+batches, and the log-probabilities that each gives to the first one's answers in one prefill. A second stock variant that prefills
+in other chunks (`--with control=--chunked-prefill-size=1024`) says how far rounding alone carries. Then time: decode steps and
+prefills, variants alternated, medians over rounds with fresh prompts. One JSON line per measurement goes to `--out`.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import json
 import pathlib
 import statistics
 import sys
 import tempfile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsv41_kernels.bench import describe_environment
 from dsv41_kernels.console import complain, say
 from dsv41_kernels.serve import workload
 from dsv41_kernels.serve.model import Scale, write_model
-from dsv41_kernels.serve.server import Server, ServerError, Variant, launch
+from dsv41_kernels.serve.profile import profile_decode
+from dsv41_kernels.serve.server import Launcher, Pair, Server, ServerError, Variant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _PORT = 31700
-_START_S = 420.0
-_LENGTHS = (37, 700, 4219, 20011)
-_NEW_TOKENS = 48
+_START_S = 400.0
+_DECODED = 128
 
 
 def compare_tokens(servers: list[Server], lengths: list[int], new_tokens: int) -> list[dict[str, Any]]:
     """Answers and prefill log-probabilities of every server against those of the first; one record per server."""
     batches = [[workload.prompt(1000 * length, length)] for length in lengths]
     batches.append([workload.prompt(7 + i, 300 + 67 * i) for i in range(8)])
-    answers = {}
-    for server in servers:
-        answers[server.variant.name] = [
-            answer for batch in batches for answer in workload.ask(server, batch, new_tokens)
-        ]
     prompts = [ids for batch in batches for ids in batch]
-    base = answers[servers[0].variant.name]
-    given = []
-    for server in servers:
+
+    def answer(server: Server) -> list[workload.Answer]:
+        return [each for batch in batches for each in workload.ask(server, batch, new_tokens)]
+
+    def weigh(server: Server) -> list[float]:
+        if isinstance(server, Pair):
+            return []
         server.flush()
-        given.append(
-            [
-                value
-                for ids, answer in zip(prompts, base, strict=True)
-                for value in workload.log_probabilities(server, ids + answer.tokens, len(ids) - 1)
-            ]
-        )
+        given = zip(prompts, answers[0], strict=True)
+        return [
+            value
+            for ids, answer in given
+            for value in workload.log_probabilities(server, ids + answer.tokens, len(ids) - 1)
+        ]
+
+    with concurrent.futures.ThreadPoolExecutor(len(servers)) as pool:
+        answers = list(pool.map(answer, servers))
+        weighed = list(pool.map(weigh, servers))
     records = []
-    for server, values in zip(servers, given, strict=True):
-        distance = [abs(a - b) for a, b in zip(values, given[0], strict=True)]
-        record = workload.compare_answers(answers[server.variant.name], base)
-        record["prefill_logprob_difference_nats"] = {
-            "median": round(statistics.median(distance), 5),
-            "largest": round(max(distance), 5),
-        }
-        records.append(
-            {"kind": "answers", "variant": server.variant.name, "against": servers[0].variant.name, **record}
-        )
+    for server, given, values in zip(servers, answers, weighed, strict=True):
+        record: dict[str, Any] = {"kind": "answers", "against": servers[0].variant.name, "variant": server.variant.name}
+        record |= workload.compare_answers(given, answers[0])
+        if values:
+            distance = sorted(abs(a - b) for a, b in zip(values, weighed[0], strict=True))
+            record["prefill_logprob_difference_nats"] = {
+                "median": round(statistics.median(distance), 5),
+                "p90": round(distance[len(distance) * 9 // 10], 5),
+                "largest": round(distance[-1], 5),
+            }
+        records.append(record)
     return records
 
 
+def read_shadow(server: Server) -> list[dict[str, Any]]:
+    """What a variant in shadow has compared so far."""
+    samples = server.metrics("dsv41_kernel_shadow")
+    return [{"kind": "shadow", "variant": server.variant.name, "samples": samples}] if samples else []
+
+
+def read_hand_off(server: Server) -> list[dict[str, Any]]:
+    """The engine's own sums over a pair's hand-offs."""
+    if not isinstance(server, Pair):
+        return []
+    samples = server.prefill.metrics("sglang:kv_transfer")
+    kept = {name: value for name, value in samples.items() if "_sum" in name or "_count" in name}
+    return [{"kind": "hand-off", "variant": server.variant.name, "samples": kept}]
+
+
 def time_servers(
-    servers: list[Server], *, contexts: list[int], batches: list[int], prefills: list[int], rounds: int
-) -> list[dict[str, Any]]:
+    servers: list[Server], cases: list[tuple[str, int, int]], rounds: int, write: Callable[[dict[str, Any]], None]
+) -> None:
     """Decode step and prefill times, variants alternated within each round; the first round is warm-up."""
-    cases = [("decode", length, batch) for length in contexts for batch in batches]
-    cases += [("prefill", length, 1) for length in prefills]
-    records = []
     for number, (kind, length, batch) in enumerate(cases):
         times: dict[str, list[float]] = {server.variant.name: [] for server in servers}
         for turn in range(rounds + 1):
@@ -82,14 +99,14 @@ def time_servers(
                 seed = 10_000_000 * (number + 1) + 1000 * turn
                 server.flush()
                 if kind == "decode":
-                    seconds = workload.time_decode(server, length, batch, 128, seed)
+                    seconds = workload.time_decode(server, length, batch, _DECODED, seed)
                 else:
                     seconds = workload.time_prefill(server, length, seed)
                 if turn:
                     times[server.variant.name].append(1000 * seconds)
         for server in servers:
             found = times[server.variant.name]
-            records.append(
+            write(
                 {
                     "kind": kind,
                     "variant": server.variant.name,
@@ -101,14 +118,13 @@ def time_servers(
                     "rounds": rounds,
                 }
             )
-    return records
 
 
-def _variant(text: str) -> Variant:
-    name, separator, kernels = text.partition("=")
+def _named(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
     if not separator:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=KERNELS, for example ours=compress=on")
-    return Variant(name, kernels)
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, for example ours=compress=on")
+    return name, value
 
 
 def _numbers(text: str) -> list[int]:
@@ -118,70 +134,84 @@ def _numbers(text: str) -> list[int]:
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m dsv41_kernels.serve.compare", description=__doc__)
-    parser.add_argument("--variant", action="append", type=_variant, required=True, metavar="NAME=KERNELS")
-    parser.add_argument("--gpus", required=True, help="GPUs of the variants, for example 0,1 or 0+1,2+3 for two each")
-    parser.add_argument("--heads", type=int, default=16, help="query heads; 16 on one GPU is a rank of TP4")
-    parser.add_argument("--candidate-blocks", type=int, default=2048)
-    parser.add_argument("--context", type=int, default=131072)
-    parser.add_argument("--lengths", type=_numbers, default=list(_LENGTHS))
-    parser.add_argument("--new-tokens", type=int, default=_NEW_TOKENS)
-    parser.add_argument("--contexts", type=_numbers, default=[512, 4096, 32768])
-    parser.add_argument("--batches", type=_numbers, default=[1, 8])
-    parser.add_argument("--prefills", type=_numbers, default=[4096, 32768])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--server-argument", action="append", default=[], help="one more argument for every server")
-    parser.add_argument("--logs", type=pathlib.Path)
-    parser.add_argument("--out", type=pathlib.Path, required=True)
+    add = parser.add_argument
+    add("--variant", action="append", type=_named, required=True, metavar="NAME=KERNELS")
+    add("--gpus", required=True, help="of each variant: 0, 0+1 for two ranks, 0/1 for prefill and decode")
+    add("--with", action="append", type=_named, default=[], dest="more", metavar="NAME=ARGUMENT")
+    add("--heads", type=int, default=64, help="query heads of the model")
+    add("--candidate-blocks", type=int, default=2048)
+    add("--context", type=int, default=131072)
+    add("--lengths", type=_numbers, default=[37, 700, 4219, 20011], help="prompts whose answers are compared")
+    add("--new-tokens", type=int, default=48)
+    add("--time", type=_numbers, default=[], action="append", metavar="CONTEXT,BATCH", help="decode step to time")
+    add("--prefill", type=int, default=[], action="append", metavar="TOKENS", help="prefill to time")
+    add("--profile", type=int, help="profile decode steps after this many tokens")
+    add("--untimed", action="append", default=[], metavar="NAME", help="variants that are compared only")
+    add("--rounds", type=int, default=3)
+    add("--seed", type=int, default=1)
+    add("--logs", type=pathlib.Path)
+    add("--out", type=pathlib.Path, required=True)
     return parser.parse_args(arguments)
+
+
+def variants(given: argparse.Namespace) -> list[Variant]:
+    """The variants of a command line, with their arguments: `--with NAME=--flag=value`."""
+    return [
+        Variant(name, kernels, tuple(argument for owner, argument in given.more if owner == name))
+        for name, kernels in given.variant
+    ]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Launch, compare, time, write; 1 when a server failed."""
     arguments = sys.argv[1:] if arguments is None else arguments
     given = parse(arguments)
+    wanted, groups = variants(given), given.gpus.split(",")
+    if len(groups) != len(wanted):
+        complain(f"--gpus names {len(groups)} groups for {len(wanted)} variants; give one each")
+        return 2
     logs = given.logs or pathlib.Path(tempfile.mkdtemp(prefix="serve-compare-"))
     logs.mkdir(parents=True, exist_ok=True)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
     scale = Scale(heads=given.heads, candidate_blocks=given.candidate_blocks, context=given.context)
-    model = write_model(logs / "model", scale)
-    groups = [group.replace("+", ",") for group in given.gpus.split(",")]
-    if len(groups) != len(given.variant):
-        complain(f"--gpus names {len(groups)} groups for {len(given.variant)} variants; give one each")
-        return 2
-    common = describe_environment(arguments, module="serve.compare")
+    launcher = Launcher(write_model(logs / "model", scale), logs, given.seed)
+    environment = describe_environment(arguments, module="serve.compare")
+    settings = {each.name: {"gpus": gpus, "kernels": each.kernels} for each, gpus in zip(wanted, groups, strict=True)}
+
+    def write(record: dict[str, Any]) -> None:
+        say(json.dumps(record))
+        with given.out.open("a", encoding="utf-8") as out:
+            setting = {"heads": given.heads, **settings[record["variant"]]}
+            out.write(json.dumps({**environment, **setting, **record}) + "\n")
+
     servers: list[Server] = []
     try:
-        for number, (variant, gpus) in enumerate(zip(given.variant, groups, strict=True)):
-            port = _PORT + 100 * number
-            servers.append(
-                launch(variant, model, logs, gpus=gpus, port=port, arguments=given.server_argument, seed=given.seed)
-            )
+        servers = [
+            launcher.launch(variant, gpus, _PORT + 100 * number)
+            for number, (variant, gpus) in enumerate(zip(wanted, groups, strict=True))
+        ]
         for server in servers:
             server.wait(_START_S)
             for line in server.table():
                 say(f"{server.variant.name}: {line}")
-        records = compare_tokens(servers, given.lengths, given.new_tokens)
-        for record in records:
-            say(json.dumps(record))
-        records += time_servers(
-            servers,
-            contexts=given.contexts,
-            batches=given.batches,
-            prefills=given.prefills,
-            rounds=given.rounds,
-        )
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        with given.out.open("a", encoding="utf-8") as out:
-            for record in records:
-                variant = next(each for each in given.variant if each.name == record["variant"])
-                setting = {"heads": given.heads, "tp": len(groups[0].split(",")), "kernels": variant.kernels}
-                out.write(json.dumps({**common, **setting, **record}) + "\n")
-                if record["kind"] != "answers":
-                    say(json.dumps(record))
+        for record in compare_tokens(servers, given.lengths, given.new_tokens):
+            write(record)
+        for server in servers:
+            for record in [*read_shadow(server), *read_hand_off(server)]:
+                write(record)
+        cases = [("decode", context, batch) for context, batch in given.time]
+        cases += [("prefill", length, 1) for length in given.prefill]
+        timed = [server for server in servers if server.variant.name not in given.untimed]
+        time_servers(timed, cases, given.rounds, write)
+        for server in timed if given.profile else ():
+            profiled = profile_decode(server, given.profile, logs / f"trace-{server.variant.name}")
+            if profiled:
+                write({"kind": "profile", "variant": server.variant.name, "context": given.profile, **profiled})
+        for server in servers:
+            for record in read_hand_off(server):
+                write(record)
     except ServerError as error:
         complain(str(error))
-        for server in servers:
-            complain(server.log.read_text(encoding="utf-8", errors="replace")[-6000:])
         return 1
     finally:
         for server in servers:

@@ -4,8 +4,10 @@
 
 Every tensor depends on the seed, its name and its shape alone, so two engines of the same layout hold the same model. A matrix is
 normal with unit gain (standard deviation 1/sqrt(fan-in)); a quantised one is spread over the codes and its scales are the power
-of two that gives the same gain. The output rows have log-normal lengths: with rows of one length the two most likely of 129,280
-tokens lie so close together that rounding alone would choose between them.
+of two that gives the same gain. Three things keep rounding from deciding greedy tokens, as it would in a random network. What
+experts add is small: which of two nearly equal experts is chosen changes little. What attention adds is large: the average of
+hundreds of random values is not. The output rows have log-normal lengths: with rows of one length the two most likely of 129,280
+tokens lie too close together.
 """
 
 from __future__ import annotations
@@ -24,15 +26,25 @@ if TYPE_CHECKING:
 VARIABLE = "DSV41_SYNTHETIC_SEED"
 _TARGET = "sglang.srt.model_loader.loader.initialize_dummy_weights"
 _SCALES = ("weight_scale_inv", "weight_scale", "scale")
+_FUSED = "wkv_gate.weight"
+_PARTS = ("wkv.weight", "wgate.weight")
 _E4M3_SPREAD = 32.0
 """Standard deviation of E4M3 codes: far from the largest, 448, and from the subnormals."""
+_GAINS = {".w2_": -3, ".down_proj.": -3, ".wo_b.": 2}
+"""Powers of two by which what experts and attention add to the residual stream is scaled."""
+_OUTPUT_LENGTH, _OUTPUT_SPREAD = 2.0, 0.5
+"""Median length of an output row, and the standard deviation of its logarithm."""
 _E2M1_SPREAD = math.sqrt((0 + 0.25 + 1 + 2.25 + 4 + 9 + 16 + 36) / 8)
 """Standard deviation of uniformly drawn E2M1 codes."""
 
 
-def _exponent(spread: float, fan_in: int) -> int:
-    """The power of two that brings codes of standard deviation `spread` to unit gain."""
-    return -round(math.log2(spread * math.sqrt(fan_in)))
+def _gain(name: str) -> int:
+    return next((gain for part, gain in _GAINS.items() if part in name), 0)
+
+
+def _exponent(name: str, spread: float, fan_in: int) -> int:
+    """The power of two that brings codes of standard deviation `spread` to the gain of the matrix `name`."""
+    return _gain(name) - round(math.log2(spread * math.sqrt(fan_in)))
 
 
 def _weight_of(name: str, tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
@@ -52,12 +64,17 @@ def _normal(shape: torch.Size, generator: torch.Generator, device: torch.device)
 
 def fill(name: str, tensor: torch.Tensor, tensors: dict[str, torch.Tensor], seed: int) -> None:
     """Overwrite `tensor`, the entry `name` of the state dict `tensors`, in place."""
+    if name.endswith(_FUSED):
+        # The engine holds a ratio-2 compressor's two projections as one matrix or as two, depending on the kernels it runs.
+        for part, half in zip(_PARTS, tensor.chunk(2), strict=True):
+            fill(name.removesuffix(_FUSED) + part, half, tensors, seed)
+        return
     generator = torch.Generator(device=tensor.device).manual_seed(zlib.crc32(f"{seed}:{name}".encode()))
     weight = _weight_of(name, tensors)
     if weight is not None and weight.dtype in (torch.uint8, torch.int8):
-        exponent = _exponent(_E2M1_SPREAD, 2 * weight.shape[-1])
+        exponent = _exponent(name, _E2M1_SPREAD, 2 * weight.shape[-1])
     elif weight is not None:
-        exponent = _exponent(_E4M3_SPREAD, weight.shape[-1])
+        exponent = _exponent(name, _E4M3_SPREAD, weight.shape[-1])
     else:
         exponent = 0
     if weight is not None and tensor.dtype is torch.uint8:
@@ -94,8 +111,9 @@ def _fill_matrix(name: str, tensor: torch.Tensor, generator: torch.Generator) ->
         tensor.copy_(noise)
         return
     if name.endswith("lm_head.weight") or name == "head.weight":
-        noise *= torch.exp(_normal(torch.Size((tensor.shape[0], 1)), generator, tensor.device))
-    tensor.copy_(noise / math.sqrt(tensor.shape[-1]))
+        length = _normal(torch.Size((tensor.shape[0], 1)), generator, tensor.device)
+        noise *= _OUTPUT_LENGTH * torch.exp(_OUTPUT_SPREAD * length)
+    tensor.copy_(noise * 2.0 ** _gain(name) / math.sqrt(tensor.shape[-1]))
 
 
 def initialize(model: torch.nn.Module, seed: int) -> None:

@@ -8,8 +8,9 @@ import json
 import random
 import statistics
 import time
-import urllib.request
 from typing import TYPE_CHECKING, Any
+
+from dsv41_kernels.serve.server import Pair
 
 if TYPE_CHECKING:
     from dsv41_kernels.serve.server import Server
@@ -24,9 +25,16 @@ def prompt(seed: int, length: int) -> list[int]:
     return [draw.randrange(_FIRST_ID, _LAST_ID) for _ in range(length)]
 
 
+def _greedy(ids: Any, new_tokens: int) -> dict[str, Any]:
+    return {
+        "input_ids": ids,
+        "sampling_params": {"max_new_tokens": new_tokens, "temperature": 0, "ignore_eos": True},
+    }
+
+
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """Greedy tokens, and by how much (nats) each was more likely than the next best."""
+    """Greedy tokens, and by how much (nats) each was more likely than the next best; a pair does not say by how much."""
 
     tokens: list[int]
     margins: list[float]
@@ -34,74 +42,77 @@ class Answer:
 
 def ask(server: Server, prompts: list[list[int]], new_tokens: int) -> list[Answer]:
     """Greedy answers to `prompts`, sent as one batch."""
-    body = {
-        "input_ids": prompts,
-        "sampling_params": {"max_new_tokens": new_tokens, "temperature": 0, "ignore_eos": True},
-        "return_logprob": True,
-        "top_logprobs_num": 2,
-    }
+    body = _greedy(prompts, new_tokens)
+    pair = isinstance(server, Pair)
+    if not pair:
+        body |= {"return_logprob": True, "top_logprobs_num": 2}
     answers = []
     for item in server.post("/generate", body):
-        top = item["meta_info"]["output_top_logprobs"]
+        top = [] if pair else item["meta_info"]["output_top_logprobs"]
         answers.append(Answer(item["output_ids"], [best[0] - second[0] for best, second in top]))
     return answers
 
 
 def log_probabilities(server: Server, ids: list[int], start: int) -> list[float]:
     """Log-probability (nats) of every token of `ids` after `start`, all computed in one prefill."""
-    body = {
-        "input_ids": ids,
-        "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
-        "return_logprob": True,
-        "logprob_start_len": start,
-    }
+    body = _greedy(ids, 1) | {"return_logprob": True, "logprob_start_len": start}
     found = server.post("/generate", body)["meta_info"]["input_token_logprobs"]
     return [entry[0] for entry in found if entry[0] is not None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Timing:
-    """Seconds to the first token and seconds per following token of one streamed request."""
+class Arrival:
+    """When one stream was sent, and when how many of its tokens had arrived: seconds on the clock of this process."""
 
-    first: float
-    step: float
+    sent: float
+    tokens: list[tuple[float, int]]
 
 
-def stream(server: Server, ids: list[int], new_tokens: int) -> Timing:
-    """Send one prompt and time its stream. `step` is 0 for a single token."""
-    body = {
-        "input_ids": ids,
-        "sampling_params": {"max_new_tokens": new_tokens, "temperature": 0, "ignore_eos": True},
-        "stream": True,
-    }
-    request = urllib.request.Request(  # noqa: S310  (the scheme is ours)
-        f"{server.url}/generate", data=json.dumps(body).encode(), headers={"content-type": "application/json"}
-    )
+def stream(server: Server, ids: list[int], new_tokens: int) -> Arrival:
+    """Send one prompt and note its stream."""
     sent = time.perf_counter()
-    with urllib.request.urlopen(request, timeout=600) as answer:  # noqa: S310
-        times = [
-            (time.perf_counter(), json.loads(line[6:])["meta_info"]["completion_tokens"])
-            for line in answer
-            if line.startswith(b"data: {")
-        ]
-    (first, first_count), (last, last_count) = times[0], times[-1]
-    return Timing(first - sent, (last - first) / (last_count - first_count) if last_count > first_count else 0.0)
+    with server.open("/generate", _greedy(ids, new_tokens) | {"stream": True}) as answer:
+        return Arrival(
+            sent,
+            [
+                (time.perf_counter(), json.loads(line[6:])["meta_info"]["completion_tokens"])
+                for line in answer
+                if line.startswith(b"data: {")
+            ],
+        )
 
 
 def time_prefill(server: Server, length: int, seed: int) -> float:
     """Seconds to the first token of a fresh prompt of `length` tokens."""
-    return stream(server, prompt(seed, length), 1).first
+    arrival = stream(server, prompt(seed, length), 1)
+    return arrival.tokens[0][0] - arrival.sent
+
+
+def step_time(arrivals: list[Arrival]) -> float:
+    """Seconds per token while all the requests decode together: none prefills any more, none has ended."""
+    start = max(arrival.tokens[0][0] for arrival in arrivals)
+    end = min(arrival.tokens[-1][0] for arrival in arrivals)
+    steps = []
+    for arrival in arrivals:
+        inside = [entry for entry in arrival.tokens if start <= entry[0] <= end]
+        (first, first_count), (last, last_count) = inside[0], inside[-1]
+        steps.append((last - first) / (last_count - first_count))
+    return statistics.median(steps)
 
 
 def time_decode(server: Server, length: int, batch: int, new_tokens: int, seed: int) -> float:
-    """Seconds of one decode step while `batch` requests of `length` tokens decode: the median over the requests."""
+    """Seconds of one decode step while `batch` requests of `length` tokens decode together for about `new_tokens` steps.
+
+    The prompts are sent once before, so that they are found in the prefix cache and all requests decode almost at once.
+    """
+    prompts = [prompt(seed + i, length) for i in range(batch)]
+    server.post("/generate", _greedy(prompts, 1))
     with concurrent.futures.ThreadPoolExecutor(batch) as pool:
-        futures = [pool.submit(stream, server, prompt(seed + i, length), new_tokens) for i in range(batch)]
-        return statistics.median(future.result().step for future in futures)
+        return step_time(list(pool.map(lambda ids: stream(server, ids, new_tokens), prompts)))
 
 
 def compare_answers(ours: list[Answer], theirs: list[Answer]) -> dict[str, Any]:
-    """How far greedy answers agree: equal answers, and the margin at each first difference."""
+    """How far greedy answers agree: equal answers, and their margin at each first difference."""
     differences = []
     for a, b in zip(ours, theirs, strict=True):
         at = next((i for i, (x, y) in enumerate(zip(a.tokens, b.tokens, strict=True)) if x != y), None)
