@@ -11,25 +11,14 @@ from dsv41_serving.facts import read_process
 from dsv41_serving.run.record import Records, ServiceRecord, current_boot
 from dsv41_serving.run.session import session_members
 from dsv41_serving.run.sweep import SHARED_MEMORY, sweep_service
+from dsv41_serving.transport.proof import read_proof
 
 if TYPE_CHECKING:
     from dsv41_serving.facts.model import Process
+    from dsv41_serving.transport.proof import Proof
 
 # Titles and modules of an engine or router, whoever started it.
 _ENGINE = re.compile(r"sglang(::|\.launch_server|_router)|dsv41_serving\.run\.launch_router")
-
-
-@dataclass(frozen=True)
-class Proof:
-    """What `dsv41 transport prove` stored about this node."""
-
-    date: str
-    kernel_release: str | None
-    driver_version: str | None
-    lane: str
-    best_gb_s: float
-    reason: str
-    remedy: str
 
 
 @dataclass(frozen=True)
@@ -64,9 +53,10 @@ class Traces:
     stale: tuple[str, ...]
     """Services whose record says that they run, and that do not."""
     transport: Proof | None
+    """The baseline of the hand-off."""
 
 
-def read_traces(state_dir: str, transport: Proof | None = None) -> Traces:
+def read_traces(state_dir: str) -> Traces:
     """Return what is left of earlier runs of the node whose records lie in `state_dir`."""
     records = Records(state_dir).read_services()
     running = [record for record in records if record.alive and record.supervised and record.pid is not None]
@@ -81,7 +71,7 @@ def read_traces(state_dir: str, transport: Proof | None = None) -> Traces:
         stale=tuple(
             record.name for record in records if record.state in {"starting", "ready", "draining"} and not record.alive
         ),
-        transport=transport,
+        transport=read_proof(state_dir),
     )
 
 

@@ -15,8 +15,9 @@ from dsv41_serving.facts.model import Gpu, GpuHealth, Process
 from dsv41_serving.facts.packages import Packages
 from dsv41_serving.preflight.check import Scene
 from dsv41_serving.preflight.checkpoint import CheckpointFacts
-from dsv41_serving.preflight.traces import Proof, Traces
+from dsv41_serving.preflight.traces import Traces
 from dsv41_serving.spec import load_spec
+from dsv41_serving.transport.proof import Proof
 from tests.unit.plan.machines import plan_for
 
 if TYPE_CHECKING:
@@ -92,6 +93,12 @@ def good_scene(facts: Facts, profile: str, *overrides: str) -> Scene:
             stale=(),
             transport=Proof(
                 date="2026-11-29",
+                node="node",
+                user="dsv41",
+                backend="UCX",
+                prompt_ms=12.0,
+                pairs=(),
+                provenance={},
                 kernel_release=facts.kernel_release,
                 driver_version=facts.driver_version,
                 lane="cuda_ipc",

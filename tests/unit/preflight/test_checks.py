@@ -15,7 +15,7 @@ from dsv41_serving.facts.host import GpuFault
 from dsv41_serving.facts.model import Iommu
 from dsv41_serving.facts.packages import LockDifference
 from dsv41_serving.preflight import CHECKS, run_checks
-from dsv41_serving.preflight.traces import Leftover, Proof
+from dsv41_serving.preflight.traces import Leftover
 from tests.unit.preflight import scenes as on
 
 if TYPE_CHECKING:
@@ -44,7 +44,11 @@ def listener(port: int, pid: int | None) -> Listener:
 
 
 def proof(**values: object) -> Callable[[Scene], Scene]:
-    return lambda scene: on.traces(transport=replace(scene.traces.transport or Proof, **values))(scene)  # type: ignore[arg-type]
+    def change(scene: Scene) -> Scene:
+        assert scene.traces.transport is not None
+        return on.traces(transport=scene.traces.transport.model_copy(update=values))(scene)
+
+    return change
 
 
 def lock_memory(soft: int | None, hard: int | None) -> Limits:

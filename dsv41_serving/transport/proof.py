@@ -1,0 +1,128 @@
+"""The result that is kept: the baseline of the hand-off's speed, for preflight, the exporter and its alert."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dsv41_serving.errors import InputError
+
+if TYPE_CHECKING:
+    from dsv41_serving.plan.model import Plan
+
+STORED = Path("transport") / "proof.json"
+BULK_BYTES = 16 << 20
+
+
+class Step(BaseModel):
+    """One job of one pair."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: str
+    bytes: int
+    blocks: int
+    """Descriptors in flight together."""
+    median_gb_s: float
+    best_gb_s: float
+    median_ms: float
+    first_ms: float
+    """The first round, which also opens the connection."""
+
+
+class Pair(BaseModel):
+    """One rank of prefill and its peer of decode."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    prefill: str
+    """Engine and rank, such as prefill:0."""
+    decode: str
+    gpus: tuple[int, int] | None
+    lane: str
+    """cuda_ipc, rdma, shm, tcp or unknown."""
+    lanes: tuple[str, ...]
+    """Everything UCX named."""
+    steps: tuple[Step, ...]
+    matched: bool
+    """Whether the bytes arrived as they were sent."""
+    reason: str
+    """Why it is slower than its link; empty when it is not."""
+    remedy: str
+
+    @property
+    def best_gb_s(self) -> float:
+        """The best write of BULK_BYTES or more: a smaller one fits into a processor's cache and says nothing of the link."""
+        return max(step.best_gb_s for step in self.steps if step.bytes >= BULK_BYTES)
+
+
+class Proof(BaseModel):
+    """One run of `dsv41 transport prove`. `best_gb_s`, `lane`, `reason` are those of the slowest pair."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    date: str
+    node: str
+    user: str
+    kernel_release: str | None
+    driver_version: str | None
+    backend: str
+    lane: str
+    best_gb_s: float
+    prompt_ms: float
+    """Median time of one prompt's hand-off, in the shape its pools have."""
+    reason: str
+    remedy: str
+    pairs: tuple[Pair, ...]
+    provenance: dict[str, Any]
+
+    @property
+    def good(self) -> bool:
+        """Whether every byte arrived and no pair is slower than its link."""
+        return all(pair.matched and not pair.reason for pair in self.pairs)
+
+
+def store_proof(proof: Proof, state_dir: str) -> Path:
+    """Keep `proof` as the baseline of this node. Raises InputError when the directory cannot be written."""
+    path = Path(state_dir) / STORED
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(".new")
+        fresh.write_text(proof.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        fresh.replace(path)
+    except OSError as error:
+        raise InputError(
+            f"cannot be written ({error.strerror})", where=f"{path}, key node.state_dir", remedy="make it writable"
+        ) from None
+    return path
+
+
+def read_proof(state_dir: str) -> Proof | None:
+    """Return the baseline of this node; None when there is none, or one of another version."""
+    try:
+        return Proof.model_validate_json((Path(state_dir) / STORED).read_text(encoding="utf-8"))
+    except (OSError, ValidationError):
+        return None
+
+
+def find_peers(plan: Plan) -> list[tuple[str, int, int | None, str, int, int | None]]:
+    """Return (engine, rank, GPU) of prefill and of the decode rank it writes to, rank by rank; GPU None on a CPU.
+
+    Raises InputError when the shape hands nothing over.
+    """
+    prefill = [engine for engine in plan.engines if engine.kind == "prefill"]
+    decode = [engine for engine in plan.engines if engine.kind == "decode"]
+    if not prefill or not decode:
+        raise InputError(
+            f"shape {plan.shape} hands nothing over", where="key shape", remedy="choose a shape with prefill and decode"
+        )
+    return [
+        (source.name, rank, source_gpu, sink.name, rank, sink_gpu)
+        for source in prefill
+        for sink in decode
+        for rank, (source_gpu, sink_gpu) in enumerate(
+            zip(source.placement.gpus or (None,), sink.placement.gpus or (None,), strict=False)
+        )
+    ]
