@@ -15,7 +15,7 @@ from rich.table import Table
 
 from dsv41_serving.errors import EXIT_CHECK_FAILED, EXIT_INTERRUPTED, EXIT_OK, Dsv41Error, InputError
 from dsv41_serving.facts import describe, read_facts
-from dsv41_serving.observe.commands import canary, exporter, metrics
+from dsv41_serving.observe.commands import canary, explain, exporter, metrics, top
 from dsv41_serving.plan import Installation, Plan, make_plan
 from dsv41_serving.plan.files import node_file_text
 from dsv41_serving.plan.install import diff_files, write_files
@@ -110,7 +110,7 @@ def cli(
 
 cli.add_command(release)
 cli.add_command(bundle)
-for watcher in (exporter, canary, metrics):
+for watcher in (exporter, canary, explain, top, metrics):
     cli.add_command(watcher)
 
 

@@ -77,3 +77,41 @@ def metrics_list(as_json: bool) -> None:  # noqa: FBT001
     for metric in METRICS:
         labels = f"{{{', '.join(metric.labels)}}}" if metric.labels else ""
         click.echo(f"{metric.kind:<8} {metric.name}{labels}  {metric.help}")
+
+
+@click.command()
+@click.argument("alert", required=False)
+@click.option("--list", "list_only", is_flag=True, help="Only name the alerts.")
+@click.option("--prometheus", "url", help="Ask this Prometheus instead of the node's own.")
+@click.pass_obj
+def explain(context: Context, alert: str | None, list_only: bool, url: str | None) -> None:  # noqa: FBT001
+    """Say what ALERT means, gather the evidence its runbook section names, and what to do."""
+    from dsv41_serving.observe.explain import explain as explain_alert  # noqa: PLC0415
+    from dsv41_serving.observe.prometheus import Prometheus  # noqa: PLC0415
+    from dsv41_serving.observe.runbook import find_section, read_runbook  # noqa: PLC0415
+
+    if list_only or alert is None:
+        for section in read_runbook().values():
+            click.echo(f"{section.alert:<26} {section.meaning.split('. ')[0].rstrip('.')}")
+        return
+    section = find_section(alert)
+    spec = context.load().spec
+    for line in explain_alert(section, Prometheus(url or _own_prometheus(context)), spec.node.state_dir):
+        click.echo(line)
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Print once and end; the only way without a terminal.")
+@click.option("--every", "every_s", type=click.FloatRange(min=0.5), default=2.0, show_default=True, help="Seconds.")
+@click.option("--prometheus", "url", help="Ask this Prometheus instead of the node's own.")
+@click.pass_obj
+def top(context: Context, once: bool, every_s: float, url: str | None) -> None:  # noqa: FBT001
+    """Show the main numbers of the node, live."""
+    from dsv41_serving.observe.prometheus import Prometheus  # noqa: PLC0415
+    from dsv41_serving.observe.top import show_top  # noqa: PLC0415
+
+    show_top(Prometheus(url or _own_prometheus(context)), once=once, every_s=every_s)
+
+
+def _own_prometheus(context: Context) -> str:
+    return f"http://127.0.0.1:{context.load().spec.monitoring.prometheus_port}"

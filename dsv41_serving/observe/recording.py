@@ -29,12 +29,16 @@ if TYPE_CHECKING:
 ROUNDS = 3
 DECLARED = "declared.json"
 _TYPES = {"Counter": "counter", "Gauge": "gauge", "Histogram": "histogram", "Summary": "summary"}
+_PREFIXES = ("sglang:", "dsv41_")
+_SOURCES = ("sglang.srt.observability", "dsv41_kernels.plugin", "dsv41_serving.sglang_plugin")
+# Strings of a Rust binary follow each other without a gap: the suffix is where a name ends.
+_ROUTER_NAME = re.compile(rb"smg_[a-z0-9_]+?_(?:total|seconds)(?![a-z]*_total|[a-z]*_seconds)")
 # Labels that every engine metric carries; the scheduler's have a rank, those of the API server have none.
 _BASE_LABELS = ("model_name", "engine_type", "tp_rank", "pp_rank", "moe_ep_rank")
 # Of the node exporter's hundreds of families, those that a node of this kind is judged by.
 _NODE_FAMILIES = re.compile(
     r"node_(boot_time|cpu_seconds|disk_(io_time|read_bytes|written_bytes)|filesystem_(avail|size)_bytes|load1|load5|"
-    r"memory_(MemTotal|MemAvailable|MemFree|Cached|Mlocked|HugePages_Total|HugePages_Free|numa_[a-zA-Z_]+|Shmem)|"
+    r"memory_(MemTotal|MemAvailable|MemFree|Buffers|Cached|Mlocked|HugePages_Total|HugePages_Free|Hugepagesize|numa_[a-zA-Z_]+|Shmem)|"
     r"network_(receive|transmit)_bytes|time_seconds|vmstat_(oom_kill|pgmajfault|numa_[a-z_]+))"
 )
 
@@ -115,16 +119,32 @@ def keep_families(page: str, wanted: re.Pattern[str]) -> str:
 
 
 def declared_metrics() -> dict[str, dict[str, Any]]:
-    """Return name -> {type, labels} of every metric that the installed SGLang's source declares. Raises InputError."""
-    spec = importlib.util.find_spec("sglang")
-    if spec is None or not spec.submodule_search_locations:
-        raise InputError("sglang is not installed", remedy="use the environment of requirements.lock")
-    room = Path(spec.submodule_search_locations[0]) / "srt" / "observability"
+    """Return name -> {type, labels} of every metric that the installed engine, its plug-ins and the router can count.
+
+    Labels are null where the source is not at hand: the router is a binary, whose strings say the names alone.
+    Raises InputError when one of the packages is not installed.
+    """
     found: dict[str, dict[str, Any]] = {}
-    for path in sorted(room.glob("*.py")):
-        for name, kind, labels in _declarations(path.read_text(encoding="utf-8")):
-            found[name] = {"type": kind, "labels": sorted(labels)}
+    for package in _SOURCES:
+        for path in sorted(_directory_of(package).rglob("*.py")):
+            for name, kind, labels in _declarations(path.read_text(encoding="utf-8")):
+                found[name] = {"type": kind, "labels": sorted(labels)}
+    for library in sorted(_directory_of("sglang_router").glob("*.so")):
+        for each in _ROUTER_NAME.findall(library.read_bytes()):
+            name = each.decode()
+            found.setdefault(name, {"type": _type_by_name(name), "labels": None})
     return found
+
+
+def _directory_of(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise InputError(f"{package} is not installed", remedy="use the environment of requirements.lock")
+    return Path(spec.submodule_search_locations[0])
+
+
+def _type_by_name(name: str) -> str:
+    return {"total": "counter", "seconds": "histogram"}.get(name.rpartition("_")[2], "gauge")
 
 
 def _declarations(source: str) -> Iterator[tuple[str, str, set[str]]]:
@@ -133,11 +153,11 @@ def _declarations(source: str) -> Iterator[tuple[str, str, set[str]]]:
         if not isinstance(node, ast.Call):
             continue
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        arguments = {keyword.arg: keyword.value for keyword in node.keywords}
-        name = arguments.get("name", node.args[0] if node.args else None)
-        if called not in _TYPES or not isinstance(name, ast.Constant) or not str(name.value).startswith("sglang:"):
+        arguments = dict(zip(("name", "documentation", "labelnames"), node.args, strict=False))
+        arguments |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
+        name, labels = arguments.get("name"), arguments.get("labelnames")
+        if called not in _TYPES or not isinstance(name, ast.Constant) or not str(name.value).startswith(_PREFIXES):
             continue
-        labels = arguments.get("labelnames")
         constants = {c.value for c in ast.walk(labels) if isinstance(c, ast.Constant)} if labels is not None else set()
         inherits = labels is not None and any(isinstance(n, ast.Name | ast.Attribute) for n in ast.walk(labels))
         yield str(name.value), _TYPES[called], {*map(str, constants), *(_BASE_LABELS if inherits else ())}
