@@ -437,6 +437,17 @@ def gate(context: Context, role: str | None, as_json: bool) -> None:  # noqa: FB
     sys.exit(EXIT_OK if all_passed(findings) else EXIT_CHECK_FAILED)
 
 
+@cli.command()
+@click.option("--hashes", is_flag=True, help="Also compute every sha256 that is known.")
+@click.pass_obj
+def model(context: Context, hashes: bool) -> None:  # noqa: FBT001
+    """Check the files of the model, or make an embedded one; print its directory."""
+    from dsv41_serving.check.start import find_checkpoint  # noqa: PLC0415
+
+    made, _ = context.plan()
+    click.echo(find_checkpoint(made, _say, hashes=hashes))
+
+
 @cli.group()
 def contract() -> None:
     """Prove and watch what clients get: names, thinking, sampling, tools, errors."""

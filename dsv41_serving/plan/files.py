@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from string import Template
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dsv41_serving.plan.model import RenderedFile
@@ -13,6 +14,8 @@ from dsv41_serving.resources import data_dir
 from dsv41_serving.spec.load import DEFAULT, leaves
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dsv41_serving.plan.model import Installation, Plan, Service
     from dsv41_serving.spec.load import LoadedSpec
 
@@ -34,7 +37,10 @@ def render_files(loaded: LoadedSpec, plan: Plan, installation: Installation) -> 
         *monitoring_files(loaded.spec.monitoring, plan),
         *monitoring_units(loaded.spec, plan, installation),
         *(_unit(loaded, plan, service, installation) for service in plan.services),
-        RenderedFile(path="/etc/sysusers.d/dsv41.conf", text=_fill("sysusers.conf", user=loaded.spec.node.user)),
+        RenderedFile(
+            path="/etc/sysusers.d/dsv41.conf",
+            text=_fill("sysusers.conf", user=loaded.spec.node.user, cache_dir=plan.cache_dir),
+        ),
         RenderedFile(
             path="/etc/tmpfiles.d/dsv41.conf",
             text=_fill("tmpfiles.conf", user=loaded.spec.node.user, state_dir=plan.state_dir, cache_dir=plan.cache_dir),
@@ -47,20 +53,28 @@ def render_files(loaded: LoadedSpec, plan: Plan, installation: Installation) -> 
 
 def node_file_text(loaded: LoadedSpec, *, origins: bool = True) -> str:
     """Return the merged description as one complete node file; with `origins` each value is followed by where it is from."""
-    lines = [f"# The merged description of node '{loaded.spec.node.name}', written by dsv41.", ""]
+    said = {
+        dotted: value
+        for dotted, value in leaves(loaded.spec.model_dump())
+        if value is not None and value != {} and not dotted.startswith("provenance.sources")
+    }
+    comments = {dotted: loaded.origins.get(dotted, DEFAULT) for dotted in said} if origins else {}
+    return write_toml(said, f"The merged description of node '{loaded.spec.node.name}', written by dsv41.", comments)
+
+
+def write_toml(values: Mapping[str, Any], title: str, comments: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Write dotted keys and their values as TOML tables under a first line `title`; a comment follows its value."""
+    lines = [f"# {title}", ""]
     by_table: dict[str, list[tuple[str, Any]]] = {}
-    for dotted, value in leaves(loaded.spec.model_dump()):
-        if value is None or value == {} or dotted.startswith("provenance.sources"):
-            continue
+    for dotted, value in values.items():
         table, _, key = dotted.rpartition(".")
         by_table.setdefault(table, []).append((key, value))
     for table in sorted(by_table, key=lambda name: (name != "", name)):
         if table:
             lines += ["", f"[{table}]"]
         for key, value in by_table[table]:
-            dotted = f"{table}.{key}" if table else key
-            comment = f"  # {loaded.origins.get(dotted, DEFAULT)}" if origins else ""
-            lines.append(f"{key} = {toml_value(value)}{comment}")
+            comment = comments.get(f"{table}.{key}" if table else key)
+            lines.append(f"{key} = {toml_value(value)}{f'  # {comment}' if comment else ''}")
     return "\n".join(lines) + "\n"
 
 

@@ -87,13 +87,19 @@ class Machine:
     name: str
     root: Path
     address: str
+    link: str
     network: Network
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
     def _cgroup(self) -> Path:
         unified = Path("/sys/fs/cgroup/unified")
-        return (unified if unified.is_dir() else Path("/sys/fs/cgroup")) / f"dsv41-{self.name}"
+        return (unified if unified.is_dir() else Path("/sys/fs/cgroup")) / self._host_name
+
+    @property
+    def _host_name(self) -> str:
+        """Name of its network namespace and cgroup on the host, where others may run machines too."""
+        return f"{self.network.bridge}-{self.name}"
 
     def run(self, command: str, *, check: bool = True, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
         """Run a shell command line as root in the machine, over ssh."""
@@ -107,18 +113,18 @@ class Machine:
 
     def boot(self) -> None:
         """Start the machine and return when its systemd has finished booting."""
-        link, cgroup = f"v-{self.name}", self._cgroup
-        _ip("netns", "add", self.name)
-        _ip("link", "add", link, "type", "veth", "peer", "name", "host0", "netns", self.name)
-        _ip("link", "set", link, "master", self.network.bridge, "up")
-        _ip("-n", self.name, "addr", "add", f"{self.address}/24", "dev", "host0")
-        _ip("-n", self.name, "link", "set", "host0", "up")
-        _ip("-n", self.name, "link", "set", "lo", "up")
+        namespace, cgroup = self._host_name, self._cgroup
+        _ip("netns", "add", namespace)
+        _ip("link", "add", self.link, "type", "veth", "peer", "name", "host0", "netns", namespace)
+        _ip("link", "set", self.link, "master", self.network.bridge, "up")
+        _ip("-n", namespace, "addr", "add", f"{self.address}/24", "dev", "host0")
+        _ip("-n", namespace, "link", "set", "host0", "up")
+        _ip("-n", namespace, "link", "set", "lo", "up")
         cgroup.mkdir(exist_ok=True)
         nspawn = [
             "systemd-nspawn", "--quiet", "--boot", f"--directory={self.root}", f"--machine={self.name}",
             "--register=no", "--keep-unit", "--link-journal=no", "--console=pipe", "--resolv-conf=off",
-            f"--network-namespace-path=/run/netns/{self.name}",
+            f"--network-namespace-path=/run/netns/{namespace}",
             # nspawn's own filter would refuse it to every unit; the hand-off inside one machine needs it.
             "--system-call-filter=pidfd_getfd",
         ]  # fmt: skip
@@ -143,11 +149,12 @@ class Machine:
 
     def reboot(self) -> None:
         """Reboot and wait until the machine is up again."""
-        before = self.run("cat /proc/sys/kernel/random/boot_id; stat -c %Y /proc/1").stdout
+        ask = "systemctl show --property=UserspaceTimestampMonotonic"
+        before = self.run(ask).stdout
         self.run("systemctl reboot", check=False)
         deadline = time.monotonic() + _BOOT_S
         while time.monotonic() < deadline:
-            now = self.run("cat /proc/sys/kernel/random/boot_id; stat -c %Y /proc/1", check=False).stdout
+            now = self.run(ask, check=False).stdout
             if now not in {"", before}:
                 break
             time.sleep(0.2)
@@ -165,8 +172,8 @@ class Machine:
                 for pid in reversed(_below(self._process.pid)):
                     os.kill(pid, signal.SIGKILL)
                 self._process.wait()
-        subprocess.run(["ip", "netns", "del", self.name], check=False, stderr=subprocess.DEVNULL)
-        subprocess.run(["ip", "link", "del", f"v-{self.name}"], check=False, stderr=subprocess.DEVNULL)
+        subprocess.run(["ip", "netns", "del", self._host_name], check=False, stderr=subprocess.DEVNULL)
+        subprocess.run(["ip", "link", "del", self.link], check=False, stderr=subprocess.DEVNULL)
         for directory in sorted(self._cgroup.rglob("*/"), reverse=True):
             _remove(directory)
         _remove(self._cgroup)
@@ -192,7 +199,10 @@ class Network:
         key = self.directory / "id_ed25519"
         if not key.exists():
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "tests", "-f", key], check=True)
-        made = [Machine(name, self.directory / name, f"{self.prefix}.{10 + i}", self) for i, name in enumerate(names)]
+        made = [
+            Machine(name, self.directory / name, f"{self.prefix}.{10 + i}", f"{self.bridge}{i}", self)
+            for i, name in enumerate(names)
+        ]
         self._write_ssh_config(made, key)
         _ip("link", "add", self.bridge, "type", "bridge")
         try:
@@ -215,7 +225,7 @@ class Network:
         hosts = "".join(f"Host {machine.name}\n  HostName {machine.address}\n" for machine in machines)
         common = (
             f"Host *\n  User root\n  IdentityFile {key}\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n"
-            f"  LogLevel ERROR\n  ConnectTimeout 2\n  ControlMaster auto\n  ControlPersist 30\n  ControlPath {self.directory}/%n.ssh\n"
+            f"  LogLevel ERROR\n  ConnectTimeout 30\n  ControlMaster auto\n  ControlPersist 30\n  ControlPath {self.directory}/%n.ssh\n"
         )
         self.ssh_config.write_text(hosts + common)
 
