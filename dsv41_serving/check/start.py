@@ -14,7 +14,7 @@ from dsv41_serving.plan.ports import find_conflicts
 from dsv41_serving.sglang_plugin.drift import VERSIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
     from dsv41_serving.embedded import ModelName
     from dsv41_serving.facts.model import Facts
@@ -41,10 +41,10 @@ def check_versions() -> None:
             )
 
 
-def check_start(plan: Plan, facts: Facts, services: Iterable[Service]) -> None:
-    """Raise InputError when memory is short or a port of `services` is taken. Called right before the first start."""
-    check_budget(plan.memory, plan.profile)
-    conflicts = find_conflicts(tuple(services), facts.listeners)
+def check_start(plan: Plan, facts: Facts, services: Sequence[Service]) -> None:
+    """Raise InputError when memory is short for `services` or a port of theirs is taken. Called right before they start."""
+    check_budget(plan.memory, plan.profile, [service.name for service in services if service.is_engine])
+    conflicts = find_conflicts(services, facts.listeners)
     if conflicts:
         raise conflicts[0]
 

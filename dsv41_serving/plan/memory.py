@@ -8,7 +8,7 @@ from dsv41_serving.errors import InputError
 from dsv41_serving.plan.model import MemoryLine
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from dsv41_serving.facts.model import Facts
     from dsv41_serving.plan.model import Placement
@@ -19,7 +19,11 @@ def budget_memory(spec: NodeSpec, facts: Facts, placements: Mapping[str, Placeme
     """Return the budget, one line per pool, in bytes: host in all, host per NUMA node, the smallest GPU of each engine, /dev/shm."""
     memory = spec.memory
     host = {name: memory.host_bytes_per_engine + _engram_on_host(spec, name) for name in placements}
-    lines = [MemoryLine(what="host memory", needed=sum(host.values()), available=facts.memory.available_bytes)]
+    lines = [
+        MemoryLine(
+            what="host memory", needed=sum(host.values()), available=facts.memory.available_bytes, by_engine=host
+        )
+    ]
     for node in facts.numa:
         needed = sum(host[name] for name, place in placements.items() if place.numa_node == node.id)
         if needed:
@@ -39,12 +43,16 @@ def budget_memory(spec: NodeSpec, facts: Facts, placements: Mapping[str, Placeme
     return tuple(lines)
 
 
-def check_budget(lines: tuple[MemoryLine, ...], profile: str) -> None:
-    """Raise InputError for the first line that does not fit; a pool of unknown size passes."""
-    for line in lines:
-        if line.available is not None and line.needed > line.available:
+def check_budget(lines: tuple[MemoryLine, ...], profile: str, engines: Collection[str]) -> None:
+    """Raise InputError for the first line that does not fit when `engines` start; a pool of unknown size passes.
+
+    Of a pool whose free part is counted, only what these engines take must be there: the others may already hold theirs.
+    """
+    for line in lines if engines else ():
+        needed = sum(line.by_engine.get(name, 0) for name in engines) if line.by_engine else line.needed
+        if line.available is not None and needed > line.available:
             raise InputError(
-                f"{line.what}: {gib(line.needed)} needed, {gib(line.available)} available, {gib(line.needed - line.available)} short",
+                f"{line.what}: {gib(needed)} needed, {gib(line.available)} available, {gib(needed - line.available)} short",
                 where=f"profile {profile}, table memory",
                 remedy="free memory, or choose a smaller shape",
             )

@@ -123,6 +123,8 @@ class MemoryLine(_Value):
     needed: int
     available: int | None
     """None when the machine does not say."""
+    by_engine: dict[str, int] = {}
+    """Share of each engine, where `available` counts what is free at this moment."""
 
 
 class Plan(_Value):

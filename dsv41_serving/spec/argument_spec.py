@@ -49,7 +49,8 @@ def update(text: str) -> str:
     for entry in specs["argument_specs"].values():
         if VARIABLE in entry["options"]:
             entry["options"][VARIABLE]["options"] = node_options()
-    return f"---\n{HEADER}" + yaml.safe_dump(specs, sort_keys=False, width=140, allow_unicode=True)
+    written: str = yaml.safe_dump(specs, sort_keys=False, width=140, allow_unicode=True)
+    return f"---\n{HEADER}{written}"
 
 
 if __name__ == "__main__":
