@@ -1,7 +1,7 @@
-"""What the router does to each field of a request: passed, dropped, changed or refused.
+"""What each router does to each field of a request: passed, dropped, changed or refused.
 
-Starts a second router, with the command of the plan, in front of recorders that stand before the engines of a running
-stack; sends every documented field through it and, for comparison, to both engines directly.
+Starts a second router of each kind, with the command of the plan, in front of recorders that stand before the engines of a
+running stack; sends every documented field through it and, for comparison, to the engines directly.
 
     dsv41 --profile embedded up --detach
     python -m dsv41_serving.bench.router_fields deploy/contract/router-fields.json --profile embedded
@@ -17,10 +17,10 @@ import random
 import socket
 import sys
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import httpx
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, PDRoutingFields
@@ -33,6 +33,7 @@ from dsv41_serving.facts import read_facts
 from dsv41_serving.plan import Installation, make_plan
 from dsv41_serving.plan.router import plan_router
 from dsv41_serving.spec import load_spec
+from dsv41_serving.spec.model import RouterKind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from dsv41_serving.plan.model import Plan, Service
     from dsv41_serving.spec.load import LoadedSpec
 
+ROUTERS: tuple[RouterKind, ...] = get_args(RouterKind)
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 _READY_S = 30.0
@@ -61,7 +63,7 @@ class Case:
 
 
 def main() -> None:
-    """Probe the router and write the result file."""
+    """Probe the routers and write the result file."""
     parser = argparse.ArgumentParser(prog="python -m dsv41_serving.bench.router_fields", description=main.__doc__)
     parser.add_argument("result", type=Path)
     parser.add_argument("--profile", default="embedded")
@@ -69,20 +71,22 @@ def main() -> None:
     options = parser.parse_args()
     try:
         loaded = load_spec(profile=options.profile, overrides=options.overrides)
-        found = asyncio.run(probe(loaded))
+        found = {kind: asyncio.run(probe(loaded, kind)) for kind in ROUTERS}
     except Dsv41Error as error:
         sys.exit(f"dsv41: {error}")
     command = f"{parser.prog} {options.result} --profile {options.profile}"
-    result = {**describe_run(command), **found}
+    result = {**describe_run(command), "routers": found}
     options.result.parent.mkdir(parents=True, exist_ok=True)
     options.result.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-async def probe(loaded: LoadedSpec) -> dict[str, Any]:
-    """Return the outcome of every field, what the router adds, its refusals and its paths.
+async def probe(loaded: LoadedSpec, kind: RouterKind) -> dict[str, Any]:
+    """Return the outcome of every field in front of a router of `kind`, what it adds, its refusals and its paths.
 
     Raises InputError when no stack of this description answers.
     """
+    router = loaded.spec.router.model_copy(update={"kind": kind})
+    loaded = replace(loaded, spec=loaded.spec.model_copy(update={"router": router}))
     plan = make_plan(loaded, read_facts(Path("/")), Installation(python=sys.executable))
     async with _router_before(plan, loaded) as (client, router_url, recorders):
         pair = _Pair(client, plan, router_url, recorders)
@@ -91,7 +95,7 @@ async def probe(loaded: LoadedSpec) -> dict[str, Any]:
             "completions": await pair.list_added(COMPLETIONS, samples.COMPLETION_BASE),
         }
         return {
-            "router": f"{loaded.spec.router.kind} {version(loaded.spec.router.kind)}",
+            "version": version(kind),
             "added": added,
             "chat": {case.label: await pair.judge(CHAT, case, added["chat"]) for case in chat_cases()},
             "completions": {

@@ -116,15 +116,15 @@ def describe_docstring(docstring: str) -> str:
 
 
 @contextmanager
-def stop_on_drift() -> Iterator[None]:
-    """Turn an `EngineDriftError` into one line on standard error and the exit of this process.
+def stop_on_drift(plugin: str) -> Iterator[None]:
+    """Turn an `EngineDriftError` into one line of `plugin` on standard error and the exit of this process.
 
     SGLang catches `Exception` around plugins in several places, `SystemExit` in none.
     """
     try:
         yield
     except EngineDriftError as drift:
-        sys.stderr.write(f"dsv41_embedded: {drift}\n")
+        sys.stderr.write(f"{plugin}: {drift}\n")
         sys.stderr.flush()
         raise SystemExit(drift.exit_code) from None
 

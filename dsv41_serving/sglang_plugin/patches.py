@@ -15,6 +15,7 @@ import xgrammar
 
 from dsv41_serving.errors import EngineDriftError
 from dsv41_serving.sglang_plugin.drift import Patch, stop_on_drift
+from dsv41_serving.sglang_plugin.platform import PLATFORM
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +29,7 @@ def fork_workers(_result: None, server_args: Any) -> None:  # noqa: ARG001 - the
     A fork copies the calling thread alone, so it is safe only while there is no other.
     """
     threads = sum(1 for _ in Path("/proc/self/task").iterdir())
-    with stop_on_drift():
+    with stop_on_drift(PLATFORM):
         if threads != 1:
             raise EngineDriftError(
                 f"the server has {threads} threads before it starts its workers, a fork needs 1",

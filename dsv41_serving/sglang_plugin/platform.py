@@ -28,7 +28,7 @@ def activate() -> str | None:
     """
     if os.environ.get("SGLANG_PLATFORM") != PLATFORM:
         return None
-    with drift.stop_on_drift():
+    with drift.stop_on_drift(PLATFORM):
         drift.check_versions()
     return f"{__name__}:EmbeddedPlatform"
 
@@ -54,13 +54,13 @@ class EmbeddedPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
 
     def apply_server_args_defaults(self, server_args: Any) -> None:  # noqa: ARG002 - SGLang's signature
         """Apply the patches; the arguments themselves come from the plan, none is defaulted here."""
-        with drift.stop_on_drift():
+        with drift.stop_on_drift(PLATFORM):
             drift.apply(_patches())
 
     def init_backend(self) -> None:
         """Prove the patches in the scheduler process; a process that was not forked applies them first."""
         patches = _patches()
-        with drift.stop_on_drift():
+        with drift.stop_on_drift(PLATFORM):
             drift.apply(patches)
             drift.verify(patches)
         logger.info("%s: %d patches in force (pid %d)", PLATFORM, len(patches), os.getpid())

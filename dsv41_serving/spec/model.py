@@ -144,11 +144,15 @@ class EngineRole(Table):
         return self
 
 
+RouterKind = Literal["smg", "sglang-router"]
+
+
 class Router(Table):
     """The OpenAI API of the node."""
 
-    kind: Literal["sglang-router", "smg"] = Field(
-        "sglang-router", description="Router implementation; both take the settings of this table."
+    kind: RouterKind = Field(
+        "smg",
+        description="Router implementation; sglang-router loses more of a request (deploy/contract/router-fields.json).",
     )
     host: str = Field("127.0.0.1", description="IP address of the API. Off loopback it needs api_key_file.")
     port: Port = Field(30001, description="Port of the API.")

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
+from dsv41_serving.bench.router_fields import ROUTERS, probe
 from dsv41_serving.contract import goldens
 from dsv41_serving.contract.encoder import Encoding
+from dsv41_serving.resources import data_dir
+from dsv41_serving.spec import load_spec
 from tests.engine.stack import MODEL, PORTS, StackUnderTest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from dsv41_serving.spec.model import RouterKind
 
 NO_PEER = {"bootstrap_host": "2.2.2.2", "bootstrap_room": 0}
 TOKENS_PER_ROUND = 200
@@ -77,6 +83,21 @@ def test_decode_encodes_as_the_golden_file_says(stack: StackUnderTest, encoder: 
     response = httpx.post(_url("decode", "/tokenize"), json={"model": MODEL, **case.request}, timeout=60)
     ids = tuple(response.json()["tokens"])
     assert goldens.compare(case, Encoding(encoder.decode(ids), ids), encoder.spell, by="decode") == []
+
+
+@pytest.mark.parametrize("kind", ROUTERS)
+def test_what_a_router_does_to_fields_is_as_recorded(stack: StackUnderTest, kind: RouterKind) -> None:
+    """All of them again; a router that starts to pass, drop or refuse another field shows here."""
+    file = data_dir("deploy") / "contract" / "router-fields.json"
+    record = json.loads(file.read_text(encoding="utf-8"))["routers"][kind]
+    settings = [f"{key}={value}" for key, value in PORTS.items()]
+    overrides = (*settings, f'node.state_dir="{stack.state_dir}"')
+    found = asyncio.run(probe(load_spec(profile="embedded", overrides=overrides), kind))
+    for api in ("chat", "completions"):
+        assert {label: row["outcome"] for label, row in found[api].items()} == {
+            label: row["outcome"] for label, row in record[api].items()
+        }
+    assert (found["version"], found["paths"], found["added"]) == (record["version"], record["paths"], record["added"])
 
 
 def test_watch_keeps_a_baseline_and_sees_an_edited_sampling_file(stack: StackUnderTest) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dsv41_serving.contract.clause import Outcome, clause, judge, unless
+from dsv41_serving.contract.clause import Outcome, cannot, clause, judge, unless
 from dsv41_serving.contract.deployment import PLAIN
 from dsv41_serving.contract.reply import NoAnswerError
 
@@ -49,7 +49,7 @@ async def sampling_seeded(deployment: Deployment) -> Outcome:
     omitted = [await _say(deployment, seed=seed) for seed in SEEDS]
     expected = f"omitted equals temperature {temperature}, top_p {top_p} for seeds {', '.join(map(str, SEEDS))}; temperature 0 differs"
     if omitted[0] != await _say(deployment, seed=SEEDS[0]):
-        return Outcome("skip", expected, "seeds are not honoured here: the same seed gave two texts")
+        return cannot(deployment, expected, "seeds are not honoured: the same seed gave two texts")
     said = [await _say(deployment, seed=seed, **stated) for seed in SEEDS]
     greedy = await _say(deployment, temperature=0)
     return judge(

@@ -6,7 +6,8 @@ of SGLang's application and a few hooks behind it. SGLang loads it through the e
 `sglang.srt.plugins`; `GET /contract` says that it is in force and with which values.
 
     plugin      entry point: reads the table, applies the hooks, stops the process when SGLang is not the one they fit
-    hooks       the hooks, one row each
+    hooks       the hooks of the server process, one row each
+    seeds       those of the sampler
     middleware  the way of one request: read, refuse or normalise, pass on, give errors one shape
     requests    what each endpoint accepts
     thinking    the five spellings of thinking and effort, as one

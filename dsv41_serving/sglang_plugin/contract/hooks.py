@@ -1,4 +1,4 @@
-"""The hooks of the contract into SGLang 0.5.23: one row per change. All of them act in the server process."""
+"""The hooks of the contract into SGLang 0.5.23 that act in its server process: one row per change."""
 
 from __future__ import annotations
 
@@ -52,12 +52,14 @@ def limit_answer(contract: Contract, manager: Any, obj: Any, input_ids: list[int
 
 
 def unroll_samples(request: Any) -> None:
-    """Make n samples of a disaggregated request n requests with a bootstrap room each; called once the batch size is known.
+    """Make n samples of a disaggregated or a seeded request n requests; called once the batch size is known.
 
-    SGLang sends a first request to fill the prefix cache and then n more, all with one room: the second waits for ever.
+    SGLang sends a first request to fill the prefix cache and then n more, all with one bootstrap room and one seed: the
+    second would wait for ever, or all be the same text.
     """
     params = request.sampling_params
-    if request.bootstrap_room in (None, []):
+    seed = params.get("sampling_seed") if isinstance(params, dict) else None
+    if request.bootstrap_room in (None, []) and seed is None:
         return
     if isinstance(params, list):
         if any(each.get("n", 1) != 1 for each in params):
@@ -69,18 +71,28 @@ def unroll_samples(request: Any) -> None:
     total = request.batch_size * count
     request.text = _repeat(request.text, count, single=request.is_single)
     request.input_ids = _repeat(request.input_ids, count, single=request.is_single)
-    # sglang-router 0.3.2 sends a room for each sample of a chat, but only one for each prompt of a completion.
-    rooms = request.bootstrap_room if isinstance(request.bootstrap_room, list) else [request.bootstrap_room]
-    if len(rooms) != total:
-        rooms = [(room + sample) % _ROOMS for room in rooms for sample in range(count)]
-    request.bootstrap_room = rooms
+    if request.bootstrap_room not in (None, []):
+        # sglang-router 0.3.2 sends a room for each sample of a chat, but only one for each prompt of a completion.
+        rooms = request.bootstrap_room if isinstance(request.bootstrap_room, list) else [request.bootstrap_room]
+        if len(rooms) != total:
+            rooms = [(room + sample) % _ROOMS for room in rooms for sample in range(count)]
+        request.bootstrap_room = rooms
     for name in ("bootstrap_host", "bootstrap_port"):
         value = getattr(request, name)
         if isinstance(value, list) and len(value) != total:
             setattr(request, name, _repeat(value, count, single=False))
     request.sampling_params = {**params, "n": 1}
+    if seed is not None:
+        # The first sample is the one that a request for a single one gets.
+        each = [{**params, "n": 1, "sampling_seed": _follow_seed(seed, sample)} for sample in range(count)]
+        request.sampling_params = each * request.batch_size
     request.is_single = False
     request.batch_size = total
+
+
+def _follow_seed(seed: int, sample: int) -> int:
+    """Return the seed of the sample numbered `sample`, within the 64 bits that SGLang takes."""
+    return (seed + sample + _ROOMS) % 2**64 - _ROOMS
 
 
 def _repeat(value: Any, count: int, *, single: bool) -> Any:
@@ -114,7 +126,7 @@ def make_hooks(contract: Contract) -> tuple[Patch, ...]:
             signature="(self)",
             kind="before",
             hook=unroll_samples,
-            why="n > 1 between a prefill and a decode engine hangs: all samples share one bootstrap room",
-            effect="each sample is a request of its own with a room of its own",
+            why="n > 1 between a prefill and a decode engine hangs, all samples sharing one bootstrap room; with a seed all are the same",
+            effect="each sample is a request of its own with a room and a seed of its own",
         ),
     )

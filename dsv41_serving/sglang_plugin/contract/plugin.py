@@ -18,25 +18,27 @@ logger = logging.getLogger(__name__)
 
 
 def register() -> None:
-    """Apply the contract in the server process; SGLang also calls this in its workers, which serve no HTTP.
+    """Apply the contract: all of it in the server process, what concerns the sampler also in a scheduler of its own.
 
+    SGLang calls this in every process. A scheduler that was forked has the hooks already, and they are not applied twice.
     An SGLang that was started by hand, without the table, is left as it is. Exits with status 2 and one line when the
     table cannot be read or SGLang is not the version the hooks are for: SGLang goes on after an `Exception` of a
     plug-in, not after `SystemExit`. Whether the contract is in force is asked by the gate, at `GET /contract`.
     """
-    if VARIABLE not in os.environ or multiprocessing.parent_process() is not None:
+    if VARIABLE not in os.environ:
         return
-    try:
+    serves = multiprocessing.parent_process() is None
+    # A spawned process has loaded the module of what it runs; the detokenizer samples nothing.
+    if not serves and "sglang.srt.managers.scheduler" not in sys.modules:
+        return
+    with drift.stop_on_drift(PLUGIN):
         drift.check_versions({"sglang": drift.VERSIONS["sglang"]})
         contract = _read_contract()
         from dsv41_serving.sglang_plugin.contract.hooks import make_hooks  # noqa: PLC0415 - imports the web framework
+        from dsv41_serving.sglang_plugin.contract.seeds import HOOKS  # noqa: PLC0415 - imports torch
 
-        hooks = make_hooks(contract)
+        hooks = (*make_hooks(contract), *HOOKS) if serves else HOOKS
         drift.apply(hooks)
-    except EngineDriftError as error:
-        sys.stderr.write(f"{PLUGIN}: {error}\n")
-        sys.stderr.flush()
-        raise SystemExit(error.exit_code) from None
     logger.info("%s: %d hooks in force for %s", PLUGIN, len(hooks), contract.served_model_name)
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from dsv41_serving.bench import router_fields
 from dsv41_serving.bench.router_fields import (
+    ROUTERS,
     Case,
     chat_cases,
     completion_cases,
@@ -92,8 +93,10 @@ def test_no_sample_is_the_fields_default() -> None:
 def test_the_committed_record_has_every_field() -> None:
     """And nothing that is not sent any more."""
     record = json.loads((data_dir("deploy") / "contract" / "router-fields.json").read_text(encoding="utf-8"))
-    assert set(record["chat"]) == {case.label for case in chat_cases()}
-    assert set(record["completions"]) == {case.label for case in completion_cases()}
-    for row in [*record["chat"].values(), *record["completions"].values()]:
-        assert row["outcome"] in {"passed", "dropped", "changed", "refused"}
-        assert ("how" in row) == (row["outcome"] in {"changed", "refused"})
+    assert set(record["routers"]) == set(ROUTERS)
+    for found in record["routers"].values():
+        assert set(found["chat"]) == {case.label for case in chat_cases()}
+        assert set(found["completions"]) == {case.label for case in completion_cases()}
+        for row in [*found["chat"].values(), *found["completions"].values()]:
+            assert row["outcome"] in {"passed", "dropped", "changed", "refused"}
+            assert ("how" in row) == (row["outcome"] in {"changed", "refused"})

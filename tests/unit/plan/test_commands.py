@@ -12,6 +12,7 @@ import pytest
 
 from dsv41_serving.errors import InputError
 from dsv41_serving.plan.flags import flag_args
+from dsv41_serving.run.launch_router import PACKAGES as ROUTERS
 from dsv41_serving.spec.model import Contract
 from tests.unit.plan.machines import plan_for, turn_into
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from dsv41_serving.facts import Facts
     from dsv41_serving.plan import Plan, Service
 
-ROUTERS = ("sglang-router", "smg")
 CONTRACT = {
     "served_model_name": "deepseek-v4.1-flash",
     "reasoning_parser": "deepseek-v41",

@@ -100,6 +100,19 @@ def test_one_sample_and_an_aggregated_engine_are_left_alone() -> None:
     assert (aggregated.parallel_sample_num, aggregated.batch_size) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    ("seed", "seeds"), [(7, [7, 8, 9]), (2**63 - 1, [2**63 - 1, -(2**63), -(2**63) + 1])], ids=["plain", "wraps"]
+)
+def test_samples_of_one_seed_have_seeds_of_their_own(seed: int, seeds: list[int]) -> None:
+    """The first is what a request for one sample gets; on an aggregated engine too, where SGLang would repeat it n times."""
+    request = request_for(text=["a", "b"], sampling_params={"n": 3, "sampling_seed": seed, "top_p": 0.5})
+    parts = [request[index] for index in range(request.batch_size)]
+    assert request.parallel_sample_num == 1
+    assert [part.text for part in parts] == ["a", "a", "a", "b", "b", "b"]
+    assert [part.sampling_params["sampling_seed"] for part in parts] == seeds * 2
+    assert {(part.sampling_params["n"], part.sampling_params["top_p"]) for part in parts} == {(1, 0.5)}
+
+
 def test_n_in_a_list_of_parameters_is_refused_instead_of_hanging() -> None:
     with pytest.raises(ValueError, match="n above 1 with a list of sampling_params"):
         request_for(text=["a"], sampling_params=[{"n": 2}], bootstrap_room=[5])

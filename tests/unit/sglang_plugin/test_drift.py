@@ -126,10 +126,10 @@ def test_wrong_version_is_refused(monkeypatch: pytest.MonkeyPatch, version: str 
 
 def test_drift_ends_the_process_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     """`SystemExit` passes the `except Exception` that SGLang has around plugins."""
-    with pytest.raises(SystemExit) as caught, drift.stop_on_drift():
+    with pytest.raises(SystemExit) as caught, drift.stop_on_drift("dsv41_some_plugin"):
         raise EngineDriftError("is missing", where="sglang.srt.x", remedy="reinstall")
     assert caught.value.code == 2
-    assert capsys.readouterr().err == "dsv41_embedded: sglang.srt.x: is missing; reinstall\n"
+    assert capsys.readouterr().err == "dsv41_some_plugin: sglang.srt.x: is missing; reinstall\n"
 
 
 def test_signature_of_a_compiled_constructor() -> None:
