@@ -245,7 +245,8 @@ def test_a_service_that_does_not_answer_fails_with_its_reason(tmp_path: Path) ->
         findings = asyncio.run(check_engine(plan, service, process.pid, found.start_ticks))
         process.kill()
     assert summarize(findings) == [("prefill", "identity", True), ("prefill", "model", False)]
-    assert findings[-1].seen.startswith("RemoteProtocolError: ")
+    # Which of the two depends on whether the request was written before the end of the connection was seen.
+    assert findings[-1].seen.partition(":")[0] in {"RemoteProtocolError", "ReadError"}
 
 
 @pytest.mark.usefixtures("fast")
