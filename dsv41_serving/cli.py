@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,7 +19,7 @@ from dsv41_serving.facts import describe, read_facts
 from dsv41_serving.observe.commands import canary, explain, exporter, metrics, top
 from dsv41_serving.plan import Installation, Plan, make_plan
 from dsv41_serving.plan.files import node_file_text
-from dsv41_serving.plan.install import diff_files, write_files
+from dsv41_serving.plan.install import diff_files, read_plan, refuse_home, write_files
 from dsv41_serving.plan.table import command_text, describe_plan
 from dsv41_serving.release.commands import bundle, release
 from dsv41_serving.spec import LoadedSpec, explain_key, json_schema, leaves, load_spec, profile_names
@@ -40,6 +41,7 @@ class Context:
     profile: str | None
     overrides: tuple[str, ...]
     root: Path
+    plan_file: Path | None = None
 
     def load(self) -> LoadedSpec:
         """Read and validate the node description."""
@@ -57,10 +59,16 @@ class Context:
         """Read the machine."""
         return read_facts(self.root)
 
-    def plan(self, python: str | None = None) -> tuple[Plan, Facts]:
-        """Make the plan of this machine."""
+    def plan(self, installation: Installation | None = None) -> tuple[Plan, Facts]:
+        """Make the plan of this machine, or read the stored one when --plan names it."""
         facts = self.facts()
-        return make_plan(self.load(), facts, Installation(python=python or sys.executable)), facts
+        if self.plan_file is not None and installation is None:
+            return read_plan(self.plan_file), facts
+        return make_plan(self.load(), facts, installation or Installation(python=sys.executable)), facts
+
+    def state_dir(self) -> str:
+        """Return where the records lie; works where the plan itself cannot be made."""
+        return self.load().spec.node.state_dir if self.plan_file is None else read_plan(self.plan_file).state_dir
 
     def plan_if_possible(self) -> Plan | None:
         """Make the plan, or return None where this machine is not the one it is for."""
@@ -72,6 +80,8 @@ class Context:
     def arguments(self) -> list[str]:
         """Return the global options again, for a process that shall mean the same node."""
         options: list[str] = []
+        if self.plan_file is not None:
+            options += ["--plan", str(self.plan_file.resolve())]
         if self.node_file is not None:
             options += ["--node", str(self.node_file.resolve())]
         if self.profile is not None:
@@ -99,13 +109,24 @@ class Context:
     show_default=True,
     help="Read the machine below this directory.",
 )
+@click.option(
+    "--plan",
+    "plan_file",
+    type=click.Path(path_type=Path),
+    help="Use this stored plan (`dsv41 render` writes /etc/dsv41/plan.json) instead of making one.",
+)
 @click.version_option(package_name="dsv41-serving", prog_name="dsv41")
 @click.pass_context
-def cli(
-    ctx: click.Context, node_file: Path | None, profile: str | None, overrides: tuple[str, ...], root: Path
+def cli(  # noqa: PLR0917 - click passes every option
+    ctx: click.Context,
+    node_file: Path | None,
+    profile: str | None,
+    overrides: tuple[str, ...],
+    root: Path,
+    plan_file: Path | None,
 ) -> None:
     """Serve DeepSeek-V4.1-Flash with SGLang, split into a prefill and a decode group."""
-    ctx.obj = Context(node_file, profile, overrides, root)
+    ctx.obj = Context(node_file, profile, overrides, root, plan_file)
 
 
 cli.add_command(release)
@@ -210,10 +231,12 @@ def plan(context: Context, as_json: bool, commands: bool) -> None:  # noqa: FBT0
     "--root", "target", type=click.Path(path_type=Path), required=True, help="Write below this directory; / installs."
 )
 @click.option("--python", help="Interpreter of the locked environment on the target machine.")
+@click.option("--release", "release_name", help="Name of the release, for the journal.")
 @click.pass_obj
-def render(context: Context, target: Path, python: str | None) -> None:
-    """Write the files of the plan: node file, units, prometheus.yml."""
-    made, _ = context.plan(python)
+def render(context: Context, target: Path, python: str | None, release_name: str | None) -> None:
+    """Write the files of the plan: node file, plan, units, monitoring; remove what an earlier plan had and this has not."""
+    made, _ = context.plan(_installation(python, release_name))
+    refuse_home(made)
     changed = write_files(made, target)
     for path in changed:
         click.echo(f"wrote {path}")
@@ -230,10 +253,11 @@ def render(context: Context, target: Path, python: str | None) -> None:
     help="Compare with what lies below.",
 )
 @click.option("--python", help="Interpreter of the locked environment on the target machine.")
+@click.option("--release", "release_name", help="Name of the release, for the journal.")
 @click.pass_obj
-def diff(context: Context, target: Path, python: str | None) -> None:
+def diff(context: Context, target: Path, python: str | None, release_name: str | None) -> None:
     """Compare the plan with what is installed; exit 1 when they differ."""
-    made, _ = context.plan(python)
+    made, _ = context.plan(_installation(python, release_name))
     text = diff_files(made, target)
     click.echo(text, nl=False)
     sys.exit(EXIT_CHECK_FAILED if text else EXIT_OK)
@@ -406,7 +430,7 @@ def status(context: Context, as_json: bool) -> None:  # noqa: FBT001
     """Show what runs; exit 1 unless everything is ready."""
     from dsv41_serving.run.status import as_rows, as_table, list_problems, read_status  # noqa: PLC0415
 
-    state_dir = context.load().spec.node.state_dir
+    state_dir = context.state_dir()
     rows = asyncio.run(read_status(state_dir))
     if as_json:
         _print_json(as_rows(rows))
@@ -488,7 +512,7 @@ def contract_check(  # noqa: PLR0917 - click passes every option
     made = context.plan_if_possible() if url else context.plan()[0]
     done = asyncio.run(
         check_contract(
-            context.load().spec.contract,
+            made.contract if made is not None else context.load().spec.contract,
             chosen,
             plan=made,
             url=url,
@@ -582,6 +606,10 @@ def main() -> NoReturn:
         err.print("dsv41: interrupted", markup=False)
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(EXIT_OK)
+
+
+def _installation(python: str | None, release_name: str | None) -> Installation:
+    return Installation(python=python or sys.executable, release=release_name or version("dsv41-serving"))
 
 
 def _say(line: str) -> None:

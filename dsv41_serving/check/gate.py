@@ -7,6 +7,7 @@ conversation through it used both: their own counters moved and the hand-off car
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import httpx
@@ -23,7 +24,9 @@ from dsv41_serving.check.metrics import (
     MetricsPage,
     scrape,
 )
+from dsv41_serving.check.placement import check_placement
 from dsv41_serving.check.result import Finding
+from dsv41_serving.run.session import session_members
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -43,6 +46,9 @@ async def check_engine(
         for probe in (_model, _contract, _forward):
             if findings[-1].passed:
                 findings.append(await _guard(service, probe.__name__.lstrip("_"), probe(client, plan, service)))
+    if findings[-1].passed and service.placement.numa_node is not None:
+        # The supervisor made the engine's main process the leader of a session that holds all of its processes.
+        findings.append(await asyncio.to_thread(check_placement, service, session_members(pid)))
     if findings[-1].passed and service.placement.gpus:
         findings.append(_gpu_memory(service, gpus))
     return findings

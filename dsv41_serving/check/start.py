@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from dsv41_serving.embedded import load_description, prepare_model, verify_model
 from dsv41_serving.embedded.description import Checkpoint
 from dsv41_serving.errors import EngineDriftError, InputError
-from dsv41_serving.plan.memory import check_budget
+from dsv41_serving.plan.memory import budget_memory, check_budget
 from dsv41_serving.plan.ports import find_conflicts
 from dsv41_serving.sglang_plugin.drift import VERSIONS
 
@@ -42,17 +42,19 @@ def check_versions() -> None:
 
 
 def check_start(plan: Plan, facts: Facts, services: Sequence[Service]) -> None:
-    """Raise InputError when memory is short for `services` or a port of theirs is taken. Called right before they start."""
-    check_budget(plan.memory, plan.profile, [service.name for service in services if service.is_engine])
+    """Raise InputError when memory is short for `services` or one of their ports is taken. Called right before their start.
+
+    What else of the plan runs already is no longer in the memory that is available, so only `services` are counted.
+    """
+    check_budget(budget_memory([service for service in services if service.is_engine], facts), plan.profile)
     conflicts = find_conflicts(services, facts.listeners)
     if conflicts:
         raise conflicts[0]
 
 
-def find_checkpoint(plan: Plan, report: Callable[[str], None], *, hashes: bool = False) -> Path:
+def find_checkpoint(plan: Plan, report: Callable[[str], None]) -> Path:
     """Return the checkpoint directory of the plan, preparing an embedded model first when the plan names no path.
 
-    Sizes and structure of every file are checked, with `hashes` every known sha256 too; an embedded model's always are.
     Raises InputError when the directory is missing, unreadable, truncated, or lacks what V4.1's encoder needs.
     """
     name = plan.model.manifest
@@ -74,7 +76,7 @@ def find_checkpoint(plan: Plan, report: Callable[[str], None], *, hashes: bool =
                 remedy="make room there for this user, or set another directory",
             ) from None
     checkpoint = description if isinstance(description, Checkpoint) else None
-    problems = verify_model(Path(plan.model.checkpoint), checkpoint=checkpoint, full=hashes)
+    problems = verify_model(Path(plan.model.checkpoint), checkpoint=checkpoint)
     if problems:
         first = problems[0]
         raise InputError(first.what, where=first.where, remedy=first.remedy)

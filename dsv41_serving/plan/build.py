@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dsv41_serving.errors import InputError
 from dsv41_serving.plan.engine import plan_engine
 from dsv41_serving.plan.files import render_files
-from dsv41_serving.plan.memory import budget_memory
+from dsv41_serving.plan.memory import budget_memory, needs_of
 from dsv41_serving.plan.model import Installation, Plan, ServedModel
 from dsv41_serving.plan.placement import place_engines
 from dsv41_serving.plan.ports import check_distinct
@@ -41,7 +41,9 @@ def _make_plan(loaded: LoadedSpec, facts: Facts, installation: Installation) -> 
         generation_config=_sampling_defaults(spec.contract),
     )
     engines = tuple(
-        plan_engine(spec, name, placement, python=installation.python, model_path=model.path)
+        plan_engine(spec, name, placement, python=installation.python, model_path=model.path).model_copy(
+            update={"memory": needs_of(spec, name, placement)}
+        )
         for name, placement in placements.items()
     )
     services = (*engines, plan_router(spec, engines, python=installation.python))
@@ -56,8 +58,7 @@ def _make_plan(loaded: LoadedSpec, facts: Facts, installation: Installation) -> 
         contract=spec.contract,
         model=model,
         services=services,
-        memory=budget_memory(spec, facts, placements),
-        files=(),
+        memory=budget_memory(engines, facts),
     )
     return plan.model_copy(update={"files": render_files(loaded, plan, installation)})
 

@@ -17,6 +17,8 @@ RENDEZVOUS_PORT_OFFSET = 1
 # Names of this project's entry points in `sglang.srt.platforms` and `sglang.srt.plugins`.
 PLATFORM = "dsv41_embedded"
 CONTRACT_PLUGIN = "dsv41_contract"
+# Below node.state_dir.
+CRASH_DIR = "crash"
 
 
 def plan_engine(spec: NodeSpec, name: str, placement: Placement, *, python: str, model_path: str) -> Service:
@@ -45,6 +47,8 @@ def plan_engine(spec: NodeSpec, name: str, placement: Placement, *, python: str,
         "max-running-requests": engine.max_running_requests,
         "nccl-port": ports["rendezvous"],
         "enable-metrics": True,
+        # The requests of the last minutes, written when the server crashes.
+        "crash-dump-folder": f"{spec.node.state_dir}/{CRASH_DIR}",
         **_sizing_flags(engine),
         **_role_flags(spec, name),
         **spec.engine.args,

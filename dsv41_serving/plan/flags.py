@@ -60,6 +60,7 @@ REFUSED: dict[str, str] = {
     "disaggregation-transfer-backend": _OWNED.format(key="engine.transfer_backend"),
     "nccl-port": "the plan derives it from engines.NAME.port; remove it",
     "enable-metrics": "metrics are always on; remove it",
+    "crash-dump-folder": "crash dumps lie under node.state_dir; set that instead",
     "language-model-only": _SAME_ON_BOTH.format(key="images"),
     "enable-cache-report": _SAME_ON_BOTH.format(key="cache_report"),
     "enable-strict-thinking": _SAME_ON_BOTH.format(key="max_thinking_tokens"),

@@ -13,12 +13,24 @@ from typing import TYPE_CHECKING
 
 from dsv41_serving.errors import InputError
 from dsv41_serving.plan.files import FILE_LIST
-from dsv41_serving.plan.model import RenderedFile
+from dsv41_serving.plan.model import Plan, RenderedFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dsv41_serving.plan.model import Plan
+# Below them a unit sees nothing: ProtectHome=yes.
+_HOMES = ("/home", "/root", "/run/user")
+
+
+def refuse_home(plan: Plan) -> None:
+    """Raise InputError when the directories of `plan` lie in somebody's home, which its hardened units cannot see."""
+    for key, directory in (("state_dir", plan.state_dir), ("cache_dir", plan.cache_dir)):
+        if any(Path(directory).is_relative_to(home) for home in _HOMES):
+            raise InputError(
+                f"'{directory}' is in a home directory, which the units may not enter",
+                where=f"key node.{key}",
+                remedy="set it to /var/lib/dsv41 or /var/cache/dsv41, for example",
+            )
 
 
 def write_files(plan: Plan, root: Path) -> list[Path]:
@@ -42,6 +54,20 @@ def write_files(plan: Plan, root: Path) -> list[Path]:
             ) from None
         changed.append(path)
     return changed
+
+
+def read_plan(path: Path) -> Plan:
+    """Return the plan stored in `path`. Raises InputError when it is absent, or was written by another release."""
+    try:
+        return Plan.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"the stored plan cannot be read ({error.strerror})", where=str(path), remedy="write it with `dsv41 render`"
+        ) from None
+    except ValueError:
+        raise InputError(
+            "is not a plan of this release", where=str(path), remedy="write it anew with `dsv41 render`"
+        ) from None
 
 
 def differing(plan: Plan, root: Path) -> list[Path]:

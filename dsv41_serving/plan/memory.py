@@ -8,51 +8,55 @@ from dsv41_serving.errors import InputError
 from dsv41_serving.plan.model import MemoryLine
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Sequence
 
     from dsv41_serving.facts.model import Facts
-    from dsv41_serving.plan.model import Placement
+    from dsv41_serving.plan.model import Placement, Service
     from dsv41_serving.spec.model import NodeSpec
 
 
-def budget_memory(spec: NodeSpec, facts: Facts, placements: Mapping[str, Placement]) -> tuple[MemoryLine, ...]:
-    """Return the budget, one line per pool, in bytes: host in all, host per NUMA node, the smallest GPU of each engine, /dev/shm."""
+HOST = "host memory"
+SHARED = "shared memory (/dev/shm)"
+_NODE = "NUMA node "
+_GPU = "each GPU of "
+
+
+def needs_of(spec: NodeSpec, name: str, placement: Placement) -> dict[str, int]:
+    """Return what engine `name` takes from each pool, in bytes: host in all, its NUMA node, each of its GPUs, /dev/shm."""
     memory = spec.memory
-    host = {name: memory.host_bytes_per_engine + _engram_on_host(spec, name) for name in placements}
-    lines = [
-        MemoryLine(
-            what="host memory", needed=sum(host.values()), available=facts.memory.available_bytes, by_engine=host
-        )
-    ]
-    for node in facts.numa:
-        needed = sum(host[name] for name, place in placements.items() if place.numa_node == node.id)
-        if needed:
-            lines.append(MemoryLine(what=f"NUMA node {node.id}", needed=needed, available=node.memory_total_bytes))
+    host = memory.host_bytes_per_engine + _engram_on_host(spec, name)
+    needs = {HOST: host}
+    if placement.numa_node is not None:
+        needs[f"{_NODE}{placement.numa_node}"] = host
+    if placement.gpus:
+        # The profile gives the share of a TP4 rank.
+        needs[f"{_GPU}{name}"] = memory.weights_bytes_per_gpu * 4 // spec.engines[name].tp
+    needs[SHARED] = memory.shm_bytes // len(spec.active_engines())
+    return {pool: needed for pool, needed in needs.items() if needed or pool == HOST}
+
+
+def budget_memory(engines: Sequence[Service], facts: Facts) -> tuple[MemoryLine, ...]:
+    """Return the budget of starting `engines` on the machine `facts`: one line per pool, host first, shared memory last."""
+    available = {HOST: facts.memory.available_bytes, SHARED: facts.memory.shm_free_bytes}
+    available |= {f"{_NODE}{node.id}": node.memory_total_bytes for node in facts.numa}
     total = {gpu.index: gpu.memory_total_bytes for gpu in facts.gpus}
-    for name, place in placements.items():
-        if place.gpus:
-            needed = (
-                memory.weights_bytes_per_gpu * 4 // spec.engines[name].tp
-            )  # the profile gives the share of a TP4 rank
-            smallest = min(total[index] for index in place.gpus)
-            lines.append(MemoryLine(what=f"each GPU of {name}", needed=needed, available=smallest))
-    if memory.shm_bytes:
-        lines.append(
-            MemoryLine(what="shared memory (/dev/shm)", needed=memory.shm_bytes, available=facts.memory.shm_free_bytes)
-        )
-    return tuple(lines)
+    needed: dict[str, int] = {}
+    for engine in engines:
+        for pool, count in engine.memory.items():
+            needed[pool] = needed.get(pool, 0) + count
+        if all(index in total for index in engine.placement.gpus) and engine.placement.gpus:
+            available[f"{_GPU}{engine.name}"] = min(total[index] for index in engine.placement.gpus)
+    rank = {HOST: 0, SHARED: 3}
+    pools = sorted(needed, key=lambda pool: rank.get(pool, 1 if pool.startswith(_NODE) else 2))
+    return tuple(MemoryLine(what=pool, needed=needed[pool], available=available.get(pool)) for pool in pools)
 
 
-def check_budget(lines: tuple[MemoryLine, ...], profile: str, engines: Collection[str]) -> None:
-    """Raise InputError for the first line that does not fit when `engines` start; a pool of unknown size passes.
-
-    Of a pool whose free part is counted, only what these engines take must be there: the others may already hold theirs.
-    """
-    for line in lines if engines else ():
-        needed = sum(line.by_engine.get(name, 0) for name in engines) if line.by_engine else line.needed
-        if line.available is not None and needed > line.available:
+def check_budget(lines: tuple[MemoryLine, ...], profile: str) -> None:
+    """Raise InputError for the first line that does not fit; a pool of unknown size passes."""
+    for line in lines:
+        if line.available is not None and line.needed > line.available:
             raise InputError(
-                f"{line.what}: {gib(needed)} needed, {gib(line.available)} available, {gib(needed - line.available)} short",
+                f"{line.what}: {gib(line.needed)} needed, {gib(line.available)} available, {gib(line.needed - line.available)} short",
                 where=f"profile {profile}, table memory",
                 remedy="free memory, or choose a smaller shape",
             )

@@ -29,6 +29,10 @@ class Installation(_Value):
     """The interpreter of the locked environment."""
     node_file: str = "/etc/dsv41/node.toml"
     """Where the merged node file lies under systemd."""
+    plan_file: str = "/etc/dsv41/plan.json"
+    """Where the plan lies that the units run: made once, from what the machine was when the files were written."""
+    release: str = "unreleased"
+    """Name of the installed release, for the journal."""
 
 
 class Placement(_Value):
@@ -61,6 +65,8 @@ class Service(_Value):
     """Services whose gate must have passed before this one starts."""
     start_timeout_s: float
     drain_timeout_s: float
+    memory: dict[str, int] = {}
+    """What it takes from each pool of memory, in bytes; the pools are those of the budget."""
     credentials: dict[str, str] = {}
     """Secrets the service reads: name of the systemd credential -> file on this machine."""
     tls_cert_file: str = ""
@@ -123,8 +129,6 @@ class MemoryLine(_Value):
     needed: int
     available: int | None
     """None when the machine does not say."""
-    by_engine: dict[str, int] = {}
-    """Share of each engine, where `available` counts what is free at this moment."""
 
 
 class Plan(_Value):
@@ -141,8 +145,9 @@ class Plan(_Value):
     model: ServedModel
     services: tuple[Service, ...]
     """In start order: engines first, the router last."""
-    memory: tuple[MemoryLine, ...]
-    files: tuple[RenderedFile, ...]
+    memory: tuple[MemoryLine, ...] = ()
+    """The budget of starting everything; empty in a stored plan, since the machine's part of it changes by the second."""
+    files: tuple[RenderedFile, ...] = ()
 
     def service(self, name: str) -> Service:
         """Return the service called `name`. Raises KeyError."""
@@ -161,6 +166,19 @@ class Plan(_Value):
     def engines(self) -> tuple[Service, ...]:
         """The SGLang servers, in start order."""
         return tuple(service for service in self.services if service.is_engine)
+
+    def peers(self, service: Service) -> tuple[Service, ...]:
+        """Return the engines that share KV memory with `service` and so restart with it: the other half of its pair."""
+        other = {"prefill": "decode", "decode": "prefill"}.get(service.kind)
+        return tuple(engine for engine in self.engines if engine.kind == other)
+
+    def writers(self, service: Service) -> tuple[Service, ...]:
+        """Return the engines that write into the KV memory of `service`: they must be gone before it may leave."""
+        return self.peers(service) if service.kind == "decode" else ()
+
+    def stop_bound_s(self, service: Service) -> float:
+        """Return the longest that a drain of `service` takes, those of its writers before it included."""
+        return service.drain_timeout_s + max((writer.drain_timeout_s for writer in self.writers(service)), default=0.0)
 
     @property
     def router(self) -> Service:

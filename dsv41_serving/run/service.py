@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 _WORKER_POLL_S = 0.5
 _EXTEND_EVERY_S = 5.0
+_WRITER_POLL_S = 0.1
+# What a writer needs to end after its drain.
+_WRITER_EXIT_S = 10.0
 
 
 def run_service(
@@ -91,7 +94,30 @@ async def _run(
             task.cancel()
         await asyncio.wait({extending, starting, stopping})
         notifier.stopping("draining")
-        await supervisor.stop()
+        await _stop(plan, service, supervisor, records)
+
+
+async def _stop(plan: Plan, service: Service, supervisor: Supervisor, records: Records) -> None:
+    """Leave in the order that is safe for KV memory, though all engines are told at the same moment.
+
+    Whoever others write into stays until they are gone, for as long as their own stop may take. Requests that need the other
+    half of a pair that is already gone cannot finish, so nothing is waited for then.
+    """
+    writers = [writer.name for writer in plan.writers(service)]
+    peers = [peer.name for peer in plan.peers(service)]
+    deadline = time.monotonic() + plan.stop_bound_s(service) - service.drain_timeout_s + _WRITER_EXIT_S
+    had_peers = _alive(records, peers)
+    while left := _alive(records, writers):
+        if time.monotonic() > deadline:
+            break
+        supervisor.show_drain(f"{' and '.join(left)} to end first")
+        await asyncio.sleep(_WRITER_POLL_S)
+    await supervisor.stop(drain=not peers or bool(had_peers))
+
+
+def _alive(records: Records, names: Sequence[str]) -> list[str]:
+    """Return those of `names` whose process still runs."""
+    return [record.name for record in records.read_services() if record.name in names and record.alive]
 
 
 async def _start(plan: Plan, service: Service, supervisor: Supervisor) -> None:

@@ -161,9 +161,9 @@ class Supervisor:
             self._update("stopped", "stopped")
             return
         if process.returncode is None:
-            if drain and self.service.is_engine and self.record.state == "ready":
+            if drain and self.service.is_engine and self.record.state in {"ready", "draining"}:
                 self._update("draining", "draining")
-                left = await wait_until_idle(self.service, self.service.drain_timeout_s, self._show_drain)
+                left = await wait_until_idle(self.service, self.service.drain_timeout_s, self.show_drain)
                 if left:
                     self._update("draining", "draining", detail=f"gave up: {left}")
             self._update("draining", "stopping")
@@ -291,7 +291,8 @@ class Supervisor:
         """Monotonic time of the last sign of progress of the running start."""
         return self._progress_at
 
-    def _show_drain(self, left: str) -> None:
+    def show_drain(self, left: str) -> None:
+        """Say what the stop waits for."""
         if left != self.record.detail:
             self._update("draining", "draining", detail=left)
 

@@ -12,7 +12,6 @@ from dsv41_serving.check import start
 from dsv41_serving.check.start import PINNED, check_start, check_versions, find_checkpoint
 from dsv41_serving.errors import EXIT_BAD_INPUT, EngineDriftError, InputError
 from dsv41_serving.facts import Listener, read_facts
-from dsv41_serving.plan.model import MemoryLine
 from dsv41_serving.plan.ports import describe_owner, find_conflicts
 
 if TYPE_CHECKING:
@@ -154,10 +153,22 @@ def test_an_owner_that_may_not_be_seen_is_said_by_its_user() -> None:
 
 def test_too_little_memory_comes_before_ports(plan: Plan, two_sockets: Facts) -> None:
     """Stopping a process would not be enough."""
-    short = plan.model_copy(update={"memory": (MemoryLine(what="host memory", needed=2 << 30, available=1 << 30),)})
-    busy = two_sockets.model_copy(update={"listeners": (listener(30100),)})
-    with pytest.raises(InputError, match=r"host memory: 2\.0 GiB needed, 1\.0 GiB available, 1\.0 GiB short"):
-        check_start(short, busy, plan.services)
+    memory = two_sockets.memory.model_copy(update={"available_bytes": 79_000_000_000})
+    busy = two_sockets.model_copy(update={"listeners": (listener(30100),), "memory": memory})
+    with pytest.raises(InputError, match=r"host memory: 74\.5 GiB needed, 73\.6 GiB available, 0\.9 GiB short"):
+        check_start(plan, busy, plan.services)
+
+
+def test_only_what_is_about_to_start_needs_memory(plan: Plan, two_sockets: Facts) -> None:
+    """The other engine already has what it needs; the router needs nothing worth counting."""
+    memory = two_sockets.memory.model_copy(update={"available_bytes": 40_000_000_000})
+    half = two_sockets.model_copy(update={"memory": memory})
+    check_start(plan, half, (plan.service("decode"),))
+    with pytest.raises(InputError, match="host memory: 74"):
+        check_start(plan, half, plan.services)
+    check_start(
+        plan, half.model_copy(update={"memory": memory.model_copy(update={"available_bytes": 1})}), (plan.router,)
+    )
 
 
 def with_checkpoint(plan: Plan, manifest: str, checkpoint: str) -> Plan:

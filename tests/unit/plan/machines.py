@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from dsv41_serving.facts import Facts
 
-INSTALLATION = Installation(python="/opt/dsv41/bin/python")
+INSTALLATION = Installation(python="/opt/dsv41/bin/python", release="r1")
 # The GPU a profile is for, and how many the node has.
 GPUS = {"h200x8": ((9, 0), 8), "b200x8": ((10, 0), 8), "gb300x4": ((10, 3), 4), "rtxpro6000x8": ((12, 0), 8)}
 

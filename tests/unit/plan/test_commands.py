@@ -38,8 +38,9 @@ ON_GPU = {
     "trust_remote_code": True,
     "language_model_only": True,
     "decode_log_interval": 10,
+    "crash_dump_folder": "/var/lib/dsv41/crash",
 }
-PAIR_ON_GPU = {"enable_decoder_swa_bounded_replay": True, "crash_dump_folder": "/var/lib/dsv41/crash"}
+PAIR_ON_GPU = {"enable_decoder_swa_bounded_replay": True}
 H200 = {
     **ON_GPU,
     **PAIR_ON_GPU,
@@ -69,6 +70,7 @@ RTX = {
 CPU = {
     **ALWAYS,
     "model_path": "/state/served/smollm2-v41",
+    "crash_dump_folder": "/state/crash",
     "device": "cpu",
     "dtype": "bfloat16",
     "context_length": 8192,
@@ -271,6 +273,7 @@ def test_gb300_runs_the_command_of_its_source(two_sockets: Facts, engine_parser:
     assert {key: ours[key] for key in published} == published
     assert sorted(ours.keys() - published.keys()) == [
         "context_length",
+        "crash_dump_folder",
         "default_chat_template_kwargs",
         "device",
         "enable_cache_report",

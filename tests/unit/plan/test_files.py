@@ -12,7 +12,7 @@ import pytest
 from dsv41_serving.errors import InputError
 from dsv41_serving.plan import Plan, make_plan
 from dsv41_serving.plan.files import FILE_LIST, node_file_text, toml_value
-from dsv41_serving.plan.install import diff_files, differing, locate, write_files
+from dsv41_serving.plan.install import diff_files, differing, locate, read_plan, refuse_home, write_files
 from dsv41_serving.spec import load_spec, profile_names
 from tests.unit.plan.machines import INSTALLATION, plan_for, turn_into
 
@@ -51,6 +51,7 @@ def test_these_files_make_an_installation(plan: Plan) -> None:
         "/etc/dsv41/alertmanager/alertmanager.yml",
         "/etc/dsv41/files",
         "/etc/dsv41/node.toml",
+        "/etc/dsv41/plan.json",
         "/etc/dsv41/prometheus/prometheus.yml",
         *(
             f"/etc/dsv41/prometheus/rules/{name}.yml"
@@ -61,9 +62,12 @@ def test_these_files_make_an_installation(plan: Plan) -> None:
         f"{UNITS}/dsv41-contract.service",
         f"{UNITS}/dsv41-contract.timer",
         f"{UNITS}/dsv41-decode.service",
+        f"{UNITS}/dsv41-engines.slice",
         f"{UNITS}/dsv41-exporter.service",
+        f"{UNITS}/dsv41-infra.slice",
         f"{UNITS}/dsv41-prefill.service",
         f"{UNITS}/dsv41-router.service",
+        f"{UNITS}/dsv41.slice",
         f"{UNITS}/dsv41.target",
         "/etc/sysusers.d/dsv41.conf",
         "/etc/tmpfiles.d/dsv41.conf",
@@ -74,30 +78,86 @@ def test_these_files_make_an_installation(plan: Plan) -> None:
 def test_an_engine_unit_runs_the_role_on_its_node(plan: Plan) -> None:
     """Command, user, memory policy and limits are those of the plan."""
     unit = directives(text_of(plan, f"{UNITS}/dsv41-decode.service"))
-    assert unit["ExecStart"] == ["/opt/dsv41/bin/python -m dsv41_serving --node /etc/dsv41/node.toml run decode"]
+    assert unit["ExecStart"] == ["/opt/dsv41/bin/python -m dsv41_serving --plan /etc/dsv41/plan.json run decode"]
     assert unit["User"] == ["dsv41"]
     assert unit["Type"] == ["notify"]
     assert (unit["NUMAPolicy"], unit["NUMAMask"], unit["CPUAffinity"]) == (["bind"], ["1"], ["numa"])
     assert unit["LimitMEMLOCK"] == ["infinity"]
-    assert (unit["TimeoutStartSec"], unit["TimeoutStopSec"]) == (["900"], ["150"])
+    assert (unit["TimeoutStartSec"], unit["TimeoutStopSec"]) == (["900"], ["270"])
     assert unit["ReadWritePaths"] == ["/var/lib/dsv41 /var/cache/dsv41"]
-    assert unit["PartOf"] == ["dsv41.target"]
+    assert unit["LogExtraFields"] == ["DSV41_ROLE=decode DSV41_SERVICE=decode DSV41_RELEASE=r1"]
+    assert unit["OnFailure"] == ["dsv41-incident@decode.service"]
 
 
-def test_units_stop_in_the_order_of_the_plan(plan: Plan) -> None:
-    """Systemd stops in the reverse of the start order: router, prefill, decode."""
-    before = {
-        name: directives(text_of(plan, f"{UNITS}/dsv41-{name}.service")).get("Before", [""])[0].split()
-        for name in ("prefill", "decode", "router")
+def test_engines_load_side_by_side_and_restart_as_a_pair(plan: Plan) -> None:
+    """No engine waits for another; the router comes after both gates and leaves before either engine."""
+    units = {
+        name: directives(text_of(plan, f"{UNITS}/dsv41-{name}.service")) for name in ("prefill", "decode", "router")
     }
-    assert before == {
-        "prefill": ["dsv41-router.service"],
-        "decode": ["dsv41-router.service", "dsv41-prefill.service"],
-        "router": [],
-    }
-    router = directives(text_of(plan, f"{UNITS}/dsv41-router.service"))
+    assert not {"After", "Before", "Requires"} & (units["prefill"].keys() | units["decode"].keys())
+    assert units["prefill"]["PartOf"] == ["dsv41.target dsv41-decode.service"]
+    assert units["decode"]["PartOf"] == ["dsv41.target dsv41-prefill.service"]
     engines = "dsv41-prefill.service dsv41-decode.service"
-    assert (router["Requires"], router["After"]) == ([engines], [engines])
+    assert (units["router"]["Requires"], units["router"]["After"]) == ([engines], [f"network-online.target {engines}"])
+
+
+def test_decode_has_the_time_to_outlive_its_writers(plan: Plan) -> None:
+    """Its stop takes as long as prefill's drain and its own."""
+    assert plan.stop_bound_s(plan.service("decode")) == 240.0
+    assert plan.stop_bound_s(plan.service("prefill")) == 120.0
+    assert [writer.name for writer in plan.writers(plan.service("decode"))] == ["prefill"]
+    assert plan.writers(plan.service("prefill")) == ()
+
+
+def test_replicas_restart_alone(two_sockets: Facts) -> None:
+    """They share no memory."""
+    plan = plan_for(two_sockets, "h200x8", "shape=replicas")
+    unit = directives(text_of(plan, f"{UNITS}/dsv41-replica0.service"))
+    assert unit["PartOf"] == ["dsv41.target"]
+    assert unit["TimeoutStopSec"] == ["150"]
+
+
+def test_stored_plan_is_the_plan_and_does_not_change_with_the_free_memory(two_sockets: Facts, tmp_path: Path) -> None:
+    """What the units run is what was made; rendered again a moment later, the file is the same."""
+    memory = two_sockets.memory.model_copy(update={"available_bytes": 1})
+    plan = plan_for(two_sockets, "h200x8")
+    later = plan_for(two_sockets.model_copy(update={"memory": memory}), "h200x8")
+    assert text_of(plan, "/etc/dsv41/plan.json") == text_of(later, "/etc/dsv41/plan.json")
+    write_files(plan, tmp_path)
+    assert read_plan(tmp_path / "etc/dsv41/plan.json") == plan.model_copy(update={"files": (), "memory": ()})
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [(None, "the stored plan cannot be read"), ("{}", "is not a plan of this release"), ("no", "is not a plan")],
+)
+def test_unusable_stored_plan_is_one_line(tmp_path: Path, text: str | None, problem: str) -> None:
+    """With the command that writes it."""
+    file = tmp_path / "plan.json"
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=problem) as error:
+        read_plan(file)
+    assert str(error.value).startswith(f"{file}: ")
+    assert "dsv41 render" in str(error.value)
+
+
+def test_directories_in_a_home_are_refused(two_sockets: Facts) -> None:
+    """The units cannot see them."""
+    refuse_home(plan_for(two_sockets, "h200x8"))
+    with pytest.raises(InputError, match=r"key node.cache_dir: '/root/cache' is in a home directory"):
+        refuse_home(plan_for(two_sockets, "h200x8", "node.cache_dir=/root/cache"))
+
+
+def test_secrets_arrive_as_credentials_and_only_then_the_router_is_open(two_sockets: Facts) -> None:
+    """Without a key nobody off this machine can reach it, whatever it binds."""
+    closed = directives(text_of(plan_for(two_sockets, "h200x8"), f"{UNITS}/dsv41-router.service"))
+    assert "LoadCredential" not in closed
+    assert (closed["IPAddressDeny"], closed["IPAddressAllow"]) == (["any"], ["localhost"])
+    settings = ["router.api_key_file=/etc/dsv41/api-key", "router.tls_cert_file=/a.pem", "router.tls_key_file=/a.key"]
+    opened = directives(text_of(plan_for(two_sockets, "h200x8", *settings), f"{UNITS}/dsv41-router.service"))
+    assert opened["LoadCredential"] == ["api-key:/etc/dsv41/api-key", "tls-key:/a.key"]
+    assert "IPAddressDeny" not in opened
 
 
 def test_an_engine_over_both_sockets_is_bound_to_none(two_sockets: Facts) -> None:

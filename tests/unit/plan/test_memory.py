@@ -23,12 +23,7 @@ GPU = 143771 << 20
 def test_tables_in_hbm_cost_no_host_memory(two_sockets: Facts) -> None:
     """H200: 40 GB a engine on its node, 119.83 GB on each GPU, 34 GB of shared memory."""
     assert plan_for(two_sockets, "h200x8").memory == (
-        MemoryLine(
-            what="host memory",
-            needed=80_000_000_000,
-            available=1536 * GIB,
-            by_engine={"prefill": 40_000_000_000, "decode": 40_000_000_000},
-        ),
+        MemoryLine(what="host memory", needed=80_000_000_000, available=1536 * GIB),
         MemoryLine(what="NUMA node 0", needed=40_000_000_000, available=1024 * GIB),
         MemoryLine(what="NUMA node 1", needed=40_000_000_000, available=1024 * GIB),
         MemoryLine(what="each GPU of prefill", needed=119_830_000_000, available=GPU),
@@ -85,20 +80,14 @@ def test_the_smallest_gpu_of_a_group_decides(two_sockets: Facts) -> None:
 def test_the_embedded_profile_needs_host_memory_alone(facts_of: Callable[[str], Facts]) -> None:
     """3 GB an engine, on a laptop with 24 GiB free."""
     assert plan_for(facts_of("laptop"), "embedded").memory == (
-        MemoryLine(
-            what="host memory",
-            needed=6_000_000_000,
-            available=24 * GIB,
-            by_engine={"prefill": 3_000_000_000, "decode": 3_000_000_000},
-        ),
+        MemoryLine(what="host memory", needed=6_000_000_000, available=24 * GIB),
     )
 
 
 @pytest.mark.parametrize(("profile", "shape"), [("h200x8", "pd"), ("h200x8", "tp8"), ("rtxpro6000x8", "pd")])
 def test_profiles_fit_the_machine_they_are_for(two_sockets: Facts, profile: str, shape: str) -> None:
     """A profile that its own budget refuses would be no use."""
-    plan = plan_for(turn_into(two_sockets, profile), profile, f"shape={shape}")
-    check_budget(plan.memory, profile, [engine.name for engine in plan.engines])
+    check_budget(plan_for(turn_into(two_sockets, profile), profile, f"shape={shape}").memory, profile)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +113,7 @@ def test_too_little_memory_is_said_by_how_much(line: MemoryLine, message: str) -
     """The first pool that does not fit, as one line of bad input."""
     fits = MemoryLine(what="other", needed=1, available=1)
     with pytest.raises(InputError) as error:
-        check_budget((fits, line), "h200x8", ["decode"])
+        check_budget((fits, line), "h200x8")
     assert str(error.value) == message
     assert error.value.exit_code == EXIT_BAD_INPUT
 
@@ -133,22 +122,11 @@ def test_what_just_fits_and_what_nobody_knows_passes() -> None:
     """An unknown size is no reason to refuse."""
     unknown = MemoryLine(what="host memory", needed=80 * GIB, available=None)
     exact = MemoryLine(what="host memory", needed=80 * GIB, available=80 * GIB)
-    check_budget((exact, unknown), "h200x8", ["decode"])
+    check_budget((exact, unknown), "h200x8")
     with pytest.raises(InputError):
-        check_budget((exact.model_copy(update={"available": 80 * GIB - 1}),), "h200x8", ["decode"])
+        check_budget((exact.model_copy(update={"available": 80 * GIB - 1}),), "h200x8")
 
 
 def test_bytes_are_said_in_gib() -> None:
     """With one decimal, as people compare memory."""
     assert (gib(0), gib(GIB), gib(119_830_000_000)) == ("0.0 GiB", "1.0 GiB", "111.6 GiB")
-
-
-def test_a_service_that_starts_alone_needs_its_own_share() -> None:
-    """While decode holds its memory prefill may come back, and the router always may."""
-    half = MemoryLine(
-        what="host memory", needed=80 * GIB, available=45 * GIB, by_engine={"prefill": 40 * GIB, "decode": 40 * GIB}
-    )
-    check_budget((half,), "h200x8", ["prefill"])
-    with pytest.raises(InputError, match=r"host memory: 80\.0 GiB needed, 45\.0 GiB available, 35\.0 GiB short"):
-        check_budget((half,), "h200x8", ["prefill", "decode"])
-    check_budget((half.model_copy(update={"available": 0}),), "h200x8", [])
