@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -26,6 +27,7 @@ from dsv41_serving.spec import LoadedSpec, explain_key, json_schema, leaves, loa
 
 if TYPE_CHECKING:
     from dsv41_serving.facts.model import Facts
+    from dsv41_serving.plan import Service
 
 DEFAULT_NODE_FILES = (Path("node.toml"), Path("/etc/dsv41/node.toml"))
 
@@ -383,13 +385,7 @@ def run(context: Context, role: str) -> None:
     from dsv41_serving.run.service import run_service  # noqa: PLC0415
 
     made, found = context.plan()
-    try:
-        service = made.service(role)
-    except KeyError:
-        names = ", ".join(service.name for service in made.services)
-        raise InputError(
-            f"this plan has no service '{role}'", where=f"shape {made.shape}", remedy=f"use one of: {names}"
-        ) from None
+    service = _find_service(made, role)
     prepare_start(made, found, (service,), _say)
     run_service(made, service, say=_say, read_gpus=lambda: context.facts().gpus)
 
@@ -441,6 +437,20 @@ def status(context: Context, as_json: bool) -> None:  # noqa: FBT001
     else:
         click.echo("nothing is running")
     sys.exit(EXIT_OK if rows and all(row.state == "ready" for row in rows) else EXIT_CHECK_FAILED)
+
+
+@cli.command()
+@click.argument("role")
+@click.option("--if-failed", is_flag=True, help="Do nothing when systemd says that the service ended well.")
+@click.pass_obj
+def incident(context: Context, role: str, if_failed: bool) -> None:  # noqa: FBT001
+    """Save journal, status, GPUs, plan and crash dump paths of ROLE in one file below the state directory."""
+    from dsv41_serving.run.incident import failed, save_incident  # noqa: PLC0415
+
+    if if_failed and not failed(os.environ):
+        return
+    made, found = context.plan()
+    click.echo(f"saved {save_incident(made, _find_service(made, role), found.gpus)}")
 
 
 @cli.command()
@@ -610,6 +620,16 @@ def main() -> NoReturn:
 
 def _installation(python: str | None, release_name: str | None) -> Installation:
     return Installation(python=python or sys.executable, release=release_name or version("dsv41-serving"))
+
+
+def _find_service(made: Plan, role: str) -> Service:
+    try:
+        return made.service(role)
+    except KeyError:
+        names = ", ".join(service.name for service in made.services)
+        raise InputError(
+            f"this plan has no service '{role}'", where=f"shape {made.shape}", remedy=f"use one of: {names}"
+        ) from None
 
 
 def _say(line: str) -> None:

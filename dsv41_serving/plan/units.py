@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dsv41_serving.spec.load import LoadedSpec
 
 # Rendered as they are, whatever the shape.
-FIXED = ("dsv41.slice", "dsv41-engines.slice", "dsv41-infra.slice", "dsv41-incident@.service")
+FIXED = ("dsv41.slice", "dsv41-engines.slice", "dsv41-infra.slice")
 # A directive with nothing to say is left out rather than written empty.
 _MAY_BE_EMPTY = {"Requires=", "After=", "PartOf="}
 ENGINE_RESTART_S = 30

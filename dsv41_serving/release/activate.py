@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from dsv41_serving.facts import read_facts
 from dsv41_serving.plan import Installation, Plan, make_plan
-from dsv41_serving.plan.files import UNIT_DIR
-from dsv41_serving.plan.install import diff_files, differing, write_files
+from dsv41_serving.plan.install import diff_files, differing, refuse_home, write_files
+from dsv41_serving.plan.units import UNIT_DIR
 from dsv41_serving.spec import load_spec
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def activate(releases: Releases, name: str, root: Path, *, dry_run: bool) -> Act
         diff=diff,
         enabled=[Path(file.path).name for file in plan.files if _is_unit(file.path) and _INSTALL_SECTION in file.text],
         services=[f"dsv41-{service.name}.service" for service in plan.services],
-        restart=before != name or any(_is_unit(path) or path.endswith("/node.toml") for path in files),
+        restart=before != name or any(_is_unit(path) or path.endswith(("/node.toml", "/plan.json")) for path in files),
         removed=removed,
     )
 
@@ -73,7 +73,9 @@ def _plan(releases: Releases, name: str) -> Plan:
     loaded = load_spec(releases.path(name) / "node.toml")
     # Through the link, so that units stay the same from release to release.
     python = releases.root / "current" / "venv" / "bin" / "python"
-    return make_plan(loaded, read_facts(Path("/")), Installation(python=str(python)))
+    made = make_plan(loaded, read_facts(Path("/")), Installation(python=str(python), release=name))
+    refuse_home(made)
+    return made
 
 
 def _is_unit(path: str) -> bool:

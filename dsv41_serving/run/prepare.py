@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 
 def prepare_start(plan: Plan, facts: Facts, services: Sequence[Service], report: Callable[[str], None]) -> None:
-    """Check versions, memory and ports, then bring the model and the directory the engines load into place.
+    """Check versions, memory and ports, then bring the model and the directory that engines load into place.
 
     Raises InputError or EngineDriftError with the remedy.
     """
     check_versions()
     check_start(plan, facts, services)
-    lay_out(plan.model, find_checkpoint(plan, report))
+    if any(service.is_engine for service in services):
+        lay_out(plan.model, find_checkpoint(plan, report))
 
 
 @contextmanager

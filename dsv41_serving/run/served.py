@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,15 @@ if TYPE_CHECKING:
     from dsv41_serving.plan.model import ServedModel
 
 GENERATION_CONFIG = "generation_config.json"
+# Long enough for an engine that has just been started to read every file of the directory it resolved.
+_KEPT_S = 86400.0
 
 
 def lay_out(model: ServedModel, checkpoint: Path) -> Path:
     """Make `model.path` serve `checkpoint`: every file a link, except generation_config.json.
 
-    That file is the checkpoint's own with the contract's values on top; the checkpoint is not touched. The directory is
-    replaced as a whole, so that an engine never sees half of it. Raises InputError when the checkpoint cannot be read or
+    That file is the checkpoint's own with the contract's values on top; the checkpoint is not touched. `model.path` is a link
+    to a directory that is never changed, so that an engine sees the whole of it at every moment. Raises InputError when the checkpoint cannot be read or
     the directory cannot be written.
     """
     target = Path(model.path)
@@ -38,6 +41,7 @@ def lay_out(model: ServedModel, checkpoint: Path) -> Path:
         return target
     try:
         _replace(target, entries, text)
+        _remove_old(target)
     except OSError as error:
         raise InputError(
             f"cannot be written ({error.strerror})",
@@ -48,19 +52,33 @@ def lay_out(model: ServedModel, checkpoint: Path) -> Path:
 
 
 def _replace(target: Path, entries: list[Path], text: str) -> None:
+    """Make a directory under a name of its own, then let `target`, a link, point to it: at no moment it points nowhere.
+
+    Two engines that start together may both do this; they make the same.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    link = fresh.with_name(f"{fresh.name}.link")
     try:
         fresh.chmod(0o755)
         for entry in entries:
             (fresh / entry.name).symlink_to(entry.resolve())
         (fresh / GENERATION_CONFIG).write_text(text, encoding="utf-8")
-        if target.exists():
-            shutil.rmtree(target)
-        fresh.replace(target)
+        link.symlink_to(fresh.name)
+        if target.is_dir() and not target.is_symlink():
+            shutil.rmtree(target)  # what a release before this one made
+        link.replace(target)
     except BaseException:
+        link.unlink(missing_ok=True)
         shutil.rmtree(fresh, ignore_errors=True)
         raise
+
+
+def _remove_old(target: Path) -> None:
+    """Remove earlier directories behind `target`: no engine that is still loading has one of them."""
+    for path in target.parent.glob(f".{target.name}.*"):
+        if path.name != target.readlink().name and time.time() - path.lstat().st_mtime > _KEPT_S:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_current(target: Path, entries: list[Path], text: str) -> bool:

@@ -88,7 +88,9 @@ async def _run(
             starting.result()
             extending.cancel()
             notifier.ready(f"ready on port {service.port}")
-            await _watch(service, find_access(plan), supervisor, notifier, stopping)
+            # Only the router's unit has the key.
+            access = Access(service.url) if service.is_engine else find_access(plan)
+            await _watch(service, access, supervisor, notifier, stopping)
     finally:
         for task in (extending, starting, stopping):
             task.cancel()
@@ -107,12 +109,11 @@ async def _stop(plan: Plan, service: Service, supervisor: Supervisor, records: R
     peers = [peer.name for peer in plan.peers(service)]
     deadline = time.monotonic() + plan.stop_bound_s(service) - service.drain_timeout_s + _WRITER_EXIT_S
     had_peers = _alive(records, peers)
-    while left := _alive(records, writers):
-        if time.monotonic() > deadline:
-            break
+    # Memory of a process that has ended is nobody's to write into.
+    while supervisor.record.alive and (left := _alive(records, writers)) and time.monotonic() < deadline:
         supervisor.show_drain(f"{' and '.join(left)} to end first")
         await asyncio.sleep(_WRITER_POLL_S)
-    await supervisor.stop(drain=not peers or bool(had_peers))
+    await supervisor.stop(drain=bool(had_peers) or not peers)
 
 
 def _alive(records: Records, names: Sequence[str]) -> list[str]:

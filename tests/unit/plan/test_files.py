@@ -86,7 +86,9 @@ def test_an_engine_unit_runs_the_role_on_its_node(plan: Plan) -> None:
     assert (unit["TimeoutStartSec"], unit["TimeoutStopSec"]) == (["900"], ["270"])
     assert unit["ReadWritePaths"] == ["/var/lib/dsv41 /var/cache/dsv41"]
     assert unit["LogExtraFields"] == ["DSV41_ROLE=decode DSV41_SERVICE=decode DSV41_RELEASE=r1"]
-    assert unit["OnFailure"] == ["dsv41-incident@decode.service"]
+    assert unit["ExecStopPost"] == [
+        "-/opt/dsv41/bin/python -m dsv41_serving --plan /etc/dsv41/plan.json incident --if-failed decode"
+    ]
 
 
 def test_engines_load_side_by_side_and_restart_as_a_pair(plan: Plan) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import os
+from pathlib import Path
 
 import pytest
 
 from dsv41_serving.errors import InputError
 from dsv41_serving.plan.model import ServedModel
 from dsv41_serving.run.served import lay_out
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CONTRACT: dict[str, float | bool] = {"do_sample": True, "temperature": 0.6, "top_p": 0.95}
 
@@ -56,6 +54,28 @@ def test_every_entry_is_a_link_except_the_generation_defaults(checkpoint: Path, 
     assert snapshot(checkpoint) == before
 
 
+def test_it_is_there_at_every_moment_of_a_change(checkpoint: Path, model: ServedModel) -> None:
+    """A link is exchanged; what it pointed to stays for an engine that is loading, and goes when that is long over."""
+    served = lay_out(model, checkpoint)
+    before = served.resolve()
+    hotter = model.model_copy(update={"generation_config": {"temperature": 0.9}})
+    lay_out(hotter, checkpoint)
+    assert served.is_symlink()
+    assert served.resolve() != before
+    assert json.loads((before / "generation_config.json").read_text())["temperature"] == 0.6
+    os.utime(before, (0, 0))
+    lay_out(model, checkpoint)
+    assert not before.exists()
+    assert json.loads((served / "generation_config.json").read_text())["temperature"] == 0.6
+
+
+def test_directory_of_an_earlier_release_is_replaced(checkpoint: Path, model: ServedModel) -> None:
+    """It was no link then."""
+    Path(model.path).mkdir(parents=True)
+    (Path(model.path) / "config.json").write_text("old")
+    assert (lay_out(model, checkpoint) / "config.json").read_text() == "{}\n"
+
+
 def test_other_users_may_read_it(checkpoint: Path, model: ServedModel) -> None:
     """Services run as a user of their own."""
     assert lay_out(model, checkpoint).stat().st_mode & 0o777 == 0o755
@@ -86,7 +106,6 @@ def test_a_change_replaces_the_directory_as_a_whole(checkpoint: Path, model: Ser
     assert (lay_out(colder, checkpoint) / "tokenizer.json").is_symlink()
     (checkpoint / "tokenizer.json").unlink()
     assert "tokenizer.json" not in {path.name for path in lay_out(colder, checkpoint).iterdir()}
-    assert [path.name for path in served.parent.iterdir()] == ["toy"]
 
 
 def test_a_file_that_was_changed_by_hand_is_put_right(checkpoint: Path, model: ServedModel) -> None:
@@ -101,7 +120,7 @@ def test_a_failure_halfway_leaves_what_was_there(
 ) -> None:
     """And no temporary directory."""
     served = lay_out(model, checkpoint)
-    before = snapshot(served)
+    before, entries = snapshot(served), sorted(served.parent.iterdir())
     (checkpoint / "tokenizer.json").write_text("{}")
 
     def fail(*_: object) -> None:
@@ -115,7 +134,7 @@ def test_a_failure_halfway_leaves_what_was_there(
         "make room there for this user, or set another directory"
     )
     assert snapshot(served) == before
-    assert [path.name for path in served.parent.iterdir()] == ["toy"]
+    assert sorted(served.parent.iterdir()) == entries
 
 
 def test_a_checkpoint_that_cannot_be_read(tmp_path: Path, checkpoint: Path, model: ServedModel) -> None:

@@ -201,3 +201,49 @@ def test_a_role_runs_once_on_a_node(tmp_path: Path, manager: Manager) -> None:
         f"dsv41: {plan.state_dir}: 'prefill' already runs on this node; "
         "`dsv41 status` shows it, `dsv41 down` stops it\n"
     )
+
+
+def test_decode_outlives_prefill_though_both_are_stopped_at_once(tmp_path: Path, manager: Manager) -> None:
+    """Prefill writes into decode's memory, so decode leaves last; systemd sends both TERM at the same moment."""
+    state = tmp_path / "busy.json"
+    state.write_text('{"running": 1}', encoding="utf-8")
+    plan = make_plan(tmp_path, state=str(state))
+    processes = {name: manager.start(plan, name) for name in ("prefill", "decode")}
+    records = Records(plan.state_dir)
+    wait_for(lambda: [record.state for record in records.read_services()] == ["ready"] * 2, "the engines")
+    decode = next(record for record in records.read_services() if record.name == "decode")
+    for process in processes.values():
+        process.send_signal(signal.SIGTERM)
+    manager.hear("STATUS=draining (prefill to end first)")
+    manager.hear("STATUS=draining (1 running)")
+    assert decode.alive
+    state.write_text('{"running": 0}', encoding="utf-8")
+    assert [processes[name].wait(PATIENCE_S) for name in ("prefill", "decode")] == [0, 0]
+    assert not decode.alive
+
+
+def test_killed_decode_does_not_wait_for_prefill(tmp_path: Path, manager: Manager) -> None:
+    """There is no memory left to write into; the manager shall restart the pair at once."""
+    plan = make_plan(tmp_path)
+    processes = {name: manager.start(plan, name) for name in ("prefill", "decode")}
+    records = Records(plan.state_dir)
+    wait_for(lambda: [record.state for record in records.read_services()] == ["ready"] * 2, "the engines")
+    decode = next(record for record in records.read_services() if record.name == "decode")
+    assert decode.pid is not None
+    os.kill(decode.pid, signal.SIGKILL)
+    assert processes["decode"].wait(PATIENCE_S) == 1
+    assert processes["prefill"].poll() is None
+    assert not [message for message in manager.messages if "to end first" in message]
+
+
+def test_prefill_whose_decode_is_gone_waits_for_nothing(tmp_path: Path, manager: Manager) -> None:
+    """Its running requests can never finish."""
+    plan = make_plan(tmp_path, running=1)
+    processes = {name: manager.start(plan, name) for name in ("prefill", "decode")}
+    records = Records(plan.state_dir)
+    wait_for(lambda: [record.state for record in records.read_services()] == ["ready"] * 2, "the engines")
+    processes["decode"].send_signal(signal.SIGKILL)
+    wait_for(lambda: not next(r for r in records.read_services() if r.name == "decode").alive, "decode to be gone")
+    processes["prefill"].send_signal(signal.SIGTERM)
+    assert processes["prefill"].wait(PATIENCE_S) == 0
+    assert "STATUS=draining (1 running)" not in manager.messages
