@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dsv41_serving.facts import read_facts
 from dsv41_serving.plan import Installation, Plan, make_plan
 from dsv41_serving.plan.install import diff_files, differing, refuse_home, write_files
-from dsv41_serving.plan.units import UNIT_DIR
+from dsv41_serving.plan.monitoring_units import UNIT_DIR
 from dsv41_serving.spec import load_spec
 
 if TYPE_CHECKING:
