@@ -52,9 +52,10 @@ def check_start(plan: Plan, facts: Facts, services: Sequence[Service]) -> None:
         raise conflicts[0]
 
 
-def find_checkpoint(plan: Plan, report: Callable[[str], None]) -> Path:
+def find_checkpoint(plan: Plan, report: Callable[[str], None], *, hashes: bool = False) -> Path:
     """Return the checkpoint directory of the plan, preparing an embedded model first when the plan names no path.
 
+    Sizes and structure of every file are checked, with `hashes` every known sha256 too; an embedded model's always are.
     Raises InputError when the directory is missing, unreadable, truncated, or lacks what V4.1's encoder needs.
     """
     name = plan.model.manifest
@@ -76,7 +77,7 @@ def find_checkpoint(plan: Plan, report: Callable[[str], None]) -> Path:
                 remedy="make room there for this user, or set another directory",
             ) from None
     checkpoint = description if isinstance(description, Checkpoint) else None
-    problems = verify_model(Path(plan.model.checkpoint), checkpoint=checkpoint)
+    problems = verify_model(Path(plan.model.checkpoint), checkpoint=checkpoint, full=hashes)
     if problems:
         first = problems[0]
         raise InputError(first.what, where=first.where, remedy=first.remedy)
