@@ -17,6 +17,7 @@ RENDEZVOUS_PORT_OFFSET = 1
 # Names of this project's entry points in `sglang.srt.platforms` and `sglang.srt.plugins`.
 PLATFORM = "dsv41_embedded"
 CONTRACT_PLUGIN = "dsv41_contract"
+KERNELS_PLUGIN = "dsv41_kernels"
 # Below node.state_dir.
 CRASH_DIR = "crash"
 
@@ -91,6 +92,8 @@ def _contract_env(spec: NodeSpec) -> dict[str, str]:
     The list of plug-ins also keeps out those that other installed packages bring.
     """
     plugins = [CONTRACT_PLUGIN] if spec.engine.device == "cuda" else [PLATFORM, CONTRACT_PLUGIN]
+    if spec.kernels.load:
+        plugins.append(KERNELS_PLUGIN)
     limit = spec.contract.max_thinking_tokens
     return {
         **({"SGLANG_MAX_THINK_TOKENS": str(limit)} if limit else {}),
@@ -98,6 +101,16 @@ def _contract_env(spec: NodeSpec) -> dict[str, str]:
         "SGLANG_PLUGINS": ",".join(plugins),
         "SGLANG_DEFAULT_THINKING": "true" if spec.contract.thinking else "false",
         "SGLANG_DSV41_REASONING_EFFORT": str(spec.contract.reasoning_effort),
+    }
+
+
+def _kernels_env(spec: NodeSpec) -> dict[str, str]:
+    """What the plug-in dsv41_kernels reads; nothing when it is not loaded."""
+    if not spec.kernels.load:
+        return {}
+    return {
+        "DSV41_KERNELS": ",".join(f"{op}={mode}" for op, mode in spec.kernels.ops.items()),
+        "DSV41_KERNELS_SHADOW_EVERY": str(spec.kernels.shadow_every),
     }
 
 
@@ -149,6 +162,7 @@ def _base_env(spec: NodeSpec, placement: Placement) -> dict[str, str]:
         # Off, /health answers without a forward pass; the supervisor asks /health_generate when it wants one.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
         **_contract_env(spec),
+        **_kernels_env(spec),
     }
     if spec.engine.device == "cpu":
         env["SGLANG_PLATFORM"] = PLATFORM

@@ -259,6 +259,29 @@ class Contract(Table):
         return self
 
 
+KernelOp = Literal["candidate_scores", "compress", "index_keys", "index_scores", "sparse_decode"]
+KernelMode = Literal["off", "on", "shadow"]
+
+
+class Kernels(Table):
+    """This project's Triton kernels inside the engines; on GPUs only."""
+
+    load: bool = Field(
+        default=False, description="Load the plug-in dsv41_kernels; each op then has the default of its architecture."
+    )
+    ops: dict[KernelOp, KernelMode] = Field(
+        default_factory=dict,
+        description="Op -> off, on, or shadow: the engine's path serves and ours is compared beside it, outside CUDA graphs.",
+    )
+    shadow_every: int = Field(100, ge=1, description="An op in shadow is compared on one call in this many.")
+
+    @model_validator(mode="after")
+    def _loaded(self) -> Kernels:
+        if self.ops and not self.load:
+            raise ContradictionError("ops", "the plug-in is not loaded; set kernels.load = true, or remove the ops")
+        return self
+
+
 # Bounds of SGLang 0.5.23's histograms in seconds: a share of good requests can be counted only at one of them.
 FIRST_TOKEN_BOUNDS = (
     0.1,
@@ -367,9 +390,18 @@ class NodeSpec(Table):
     shapes: dict[str, list[str]] = Field(description="Name -> servers that run together.")
     router: Router = Field(default=Router(), description="The API.")
     contract: Contract = Field(default=Contract(), description="What clients get.")
+    kernels: Kernels = Field(default=Kernels(), description="This project's kernels.")
     monitoring: Monitoring = Field(default=Monitoring(), description="What is scraped.")
     memory: Memory = Field(default=Memory(), description="Memory the plan counts with.")
     provenance: Provenance = Field(description="Where the values come from.")
+
+    @model_validator(mode="after")
+    def _kernels_have_a_gpu(self) -> NodeSpec:
+        if self.kernels.load and self.engine.device != "cuda":
+            raise ContradictionError(
+                "kernels.load", "the kernels need GPUs and engine.device is 'cpu'; set it to false"
+            )
+        return self
 
     @model_validator(mode="after")
     def _shape_is_complete(self) -> NodeSpec:

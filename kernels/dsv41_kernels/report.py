@@ -15,6 +15,7 @@ from typing import Any
 
 from dsv41_kernels import registry
 from dsv41_kernels.console import say
+from dsv41_kernels.serve.table import write_table
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _HEAD = """# Results
@@ -165,6 +166,7 @@ def write_report(results: pathlib.Path, target: pathlib.Path) -> None:
             lines += [f"![gains](results/{name})", ""]
             lines += [f"- {line}" for line in dict.fromkeys(_run_line(record) for record in mine)]
             lines.append("")
+    lines += write_table(results / "serve")
     target.write_text("\n".join(lines), encoding="utf-8")
 
 

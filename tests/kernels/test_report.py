@@ -65,7 +65,8 @@ def test_a_red_gate_is_shown_instead_of_a_time(tmp_path: pathlib.Path):
 def test_the_committed_page_is_the_generated_one(tmp_path: pathlib.Path):
     """RESULTS.md follows from results/*.jsonl; nobody edited it, nobody forgot to generate it."""
     root = pathlib.Path(report.__file__).parent.parent
-    for path in (root / "results").glob("*.jsonl"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "serve").mkdir()
+    for path in (root / "results").glob("**/*.jsonl"):
+        (tmp_path / path.relative_to(root / "results")).write_bytes(path.read_bytes())
     report.write_report(tmp_path, tmp_path / "RESULTS.md")
     assert (tmp_path / "RESULTS.md").read_text() == (root / "RESULTS.md").read_text()

@@ -1,7 +1,9 @@
 """The synthetic model and the comparison of answers; the servers themselves need a GPU."""
 
+import json
 import math
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from dsv41_kernels import codec
-from dsv41_kernels.serve import compare, profile, weights, workload
+from dsv41_kernels.serve import compare, profile, table, weights, workload
 from dsv41_kernels.serve.model import Scale
 from dsv41_kernels.serve.server import Variant
 
@@ -108,6 +110,34 @@ def test_a_profile_counts_kernels_alone() -> None:
     found = profile.summarise({"traceEvents": events})
     assert (found["us_per_step"], found["launches_per_step"]) == (30.0, 3.0)
     assert found["kernels"] == [["a", 24.0, 2.0], ["b", 6.0, 1.0]]
+
+
+def test_the_table_gives_stock_over_variant(tmp_path: pathlib.Path) -> None:
+    common = {
+        "gpu": "NVIDIA H200",
+        "driver": "1",
+        "torch": "2",
+        "triton": "3",
+        "sglang": "4",
+        "date": "d",
+        "commit": "c",
+    }
+    common |= {"command": "x", "heads": 64, "context": 4096, "batch": 1, "kind": "prefill"}
+    records = [
+        {
+            **common,
+            "variant": name,
+            "kernels": kernels,
+            "median_ms": time,
+            "lowest_ms": time - 1,
+            "highest_ms": time + 1,
+        }
+        for name, kernels, time in (("stock", "all=off", 30.0), ("ours", "all=on", 20.0))
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    lines = table.write_table(tmp_path)
+    assert "| prefill | 4096 | 1 | 30.00 (29.00..31.00) | 20.00 (19.00..21.00) | **1.50** |" in lines
+    assert "- ours: `DSV41_KERNELS=all=on`" in lines
 
 
 def test_a_variants_arguments_are_its_own() -> None:
