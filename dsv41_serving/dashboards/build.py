@@ -29,6 +29,7 @@ from grafana_foundation_sdk.models.dashboard import (
     DashboardCursorSync,
     DashboardLinkType,
     DataSourceRef,
+    DynamicConfigValue,
     FieldColorModeId,
     Threshold,
     ThresholdsMode,
@@ -145,6 +146,7 @@ def _panel(panel: Panel) -> Any:
         .unit(panel.unit)
         .datasource(SOURCE)
         .thresholds(_thresholds(panel))
+        .no_value(panel.empty)
     )
     if panel.decimals is not None:
         builder = builder.decimals(panel.decimals)
@@ -161,9 +163,15 @@ def _panel(panel: Panel) -> Any:
         )
     for query in panel.queries:
         builder = builder.with_target(_target(panel, query))
+        if query.color:
+            builder = builder.override_by_name(query.legend, [_fixed(query.color)])
     if panel.alerts:
         builder = builder.links([_runbook_link(alert) for alert in panel.alerts])
     return builder
+
+
+def _fixed(color: str) -> DynamicConfigValue:
+    return DynamicConfigValue(id_val="color", value={"mode": "fixed", "fixedColor": _SHADES.get(color, color)})
 
 
 def _runbook_link(alert: str) -> dashboard.DashboardLink:
@@ -178,7 +186,7 @@ def _runbook_link(alert: str) -> dashboard.DashboardLink:
 def _describe(panel: Panel) -> str:
     parts = [panel.question, panel.reading]
     if panel.alerts:
-        parts.append(f"Watched by {', '.join(panel.alerts)}.")
+        parts.append(f"Watched by {', '.join(panel.alerts)}: `dsv41 explain {panel.alerts[0]}` gathers the evidence.")
     return "\n\n".join(part for part in parts if part)
 
 
@@ -214,7 +222,6 @@ def _stat(panel: Panel) -> stat.Panel:
         .color_mode(BigValueColorMode.BACKGROUND if panel.kind == "state" else BigValueColorMode.VALUE)
         .text_mode(_TEXT_MODES[panel.says])
         .color_scheme(dashboard.FieldColor().mode(FieldColorModeId.THRESHOLDS))
-        .no_value("no data")
     )
 
 
@@ -268,6 +275,8 @@ def _table(_: Panel) -> table.Panel:
     return table.Panel().show_header(True)
 
 
+# What is of no concern stays in the background.
+_SHADES = {"text": "#44464f"}
 _TEXT_MODES = {
     "value": BigValueTextMode.VALUE,
     "name": BigValueTextMode.NAME,

@@ -8,7 +8,9 @@ from dsv41_serving.dashboards.promql import rate, select, total_rate
 
 _BUSY = 'mode!="idle"'
 _ROOT_DISKS = 'fstype!~"tmpfs|overlay|squashfs|ramfs|devtmpfs"'
-_REAL_LINKS = 'device!~"lo|veth.*|docker.*|br-.*"'
+_REAL_LINKS = 'device!~"lo|veth.*|docker.*|br.*|ifb.*|dummy.*"'
+
+NO_GPU = "no GPU driver on this node"
 
 GPUS = Row(
     title="GPUs",
@@ -19,6 +21,7 @@ GPUS = Row(
             kind="table",
             unit="short",
             queries=(Query(select("dsv41_gpu_info"), "{{gpu}}"),),
+            empty=NO_GPU,
             width=12,
         ),
         Panel(
@@ -27,6 +30,7 @@ GPUS = Row(
             kind="lines",
             unit="percentunit",
             queries=(Query(select("dsv41_gpu_utilization_ratio"), "GPU {{gpu}}"),),
+            empty=NO_GPU,
             width=6,
             bounds=(0, 1),
         ),
@@ -40,6 +44,7 @@ GPUS = Row(
                     f"{select('dsv41_gpu_memory_used_bytes')} / {select('dsv41_gpu_memory_total_bytes')}", "GPU {{gpu}}"
                 ),
             ),
+            empty=NO_GPU,
             width=6,
             bounds=(0, 1),
             steps=(Step(0.97, "red"),),
@@ -51,6 +56,7 @@ GPUS = Row(
             kind="lines",
             unit="watt",
             queries=(Query(select("dsv41_gpu_power_watts"), "GPU {{gpu}}"),),
+            empty=NO_GPU,
             width=6,
         ),
         Panel(
@@ -59,6 +65,7 @@ GPUS = Row(
             kind="lines",
             unit="celsius",
             queries=(Query(select("dsv41_gpu_temperature_celsius"), "GPU {{gpu}}"),),
+            empty=NO_GPU,
             width=6,
             steps=(Step(80, "yellow"), Step(90, "red")),
         ),
@@ -68,6 +75,7 @@ GPUS = Row(
             kind="lines",
             unit="hertz",
             queries=(Query(select("dsv41_gpu_sm_clock_hertz"), "GPU {{gpu}}"),),
+            empty=NO_GPU,
             width=6,
         ),
         Panel(
@@ -76,9 +84,10 @@ GPUS = Row(
             kind="lines",
             unit="short",
             queries=(Query(f"{select('dsv41_gpu_throttled')} > 0", "GPU {{gpu}}: {{reason}}"),),
+            empty="no clock is held down",
             width=6,
             steps=(Step(1, "red"),),
-            alerts=("GpuThrottled",),
+            alerts=("Dsv41GpuThrottled",),
         ),
         Panel(
             title="Xid errors",
@@ -86,9 +95,10 @@ GPUS = Row(
             kind="lines",
             unit="short",
             queries=(Query(select("dsv41_gpu_xid_errors_total"), "GPU {{gpu}}: Xid {{xid}}"),),
+            empty="no Xid so far",
             width=6,
             steps=(Step(1, "red"),),
-            alerts=("GpuXidCritical",),
+            alerts=("Dsv41GpuXid",),
         ),
         Panel(
             title="ECC errors and remapped rows",
@@ -102,9 +112,10 @@ GPUS = Row(
                 Query(f"{select('dsv41_gpu_remap_pending')} > 0", "GPU {{gpu}}: remap pending"),
                 Query(f"{select('dsv41_gpu_remap_failed')} > 0", "GPU {{gpu}}: remap FAILED"),
             ),
+            empty=NO_GPU,
             width=6,
             steps=(Step(1, "red"),),
-            alerts=("GpuMemoryWorn",),
+            alerts=("Dsv41GpuMemoryWorn",),
         ),
         Panel(
             title="NVLink",
@@ -114,6 +125,7 @@ GPUS = Row(
             queries=(
                 Query(total_rate("dsv41_gpu_nvlink_bytes_total", by=("gpu", "direction")), "GPU {{gpu}} {{direction}}"),
             ),
+            empty=NO_GPU,
             width=6,
         ),
         Panel(
@@ -122,9 +134,10 @@ GPUS = Row(
             kind="lines",
             unit="short",
             queries=(Query(rate("dsv41_gpu_pcie_replays_total"), "GPU {{gpu}} per second"),),
+            empty=NO_GPU,
             width=6,
             steps=(Step(1, "yellow"), Step(10, "red")),
-            alerts=("GpuPcieReplays",),
+            alerts=("Dsv41PcieReplays",),
         ),
     ),
 )
@@ -147,7 +160,7 @@ ENGINES_ON_NODE = Row(
             unit="bytes",
             queries=(Query(select("dsv41_service_resident_bytes"), "{{service}}"),),
             width=8,
-            alerts=("HostMemoryLow",),
+            alerts=("Dsv41HostMemoryLow",),
         ),
         Panel(
             title="Memory by NUMA node",
@@ -160,13 +173,13 @@ ENGINES_ON_NODE = Row(
         Panel(
             title="Memory on the wrong node",
             question="How much memory of an engine lies outside the NUMA node of its plan?",
-            reading="Absent where the plan binds no engine to a node.",
+            empty="no engine is bound to a NUMA node",
             kind="lines",
             unit="bytes",
             queries=(Query(select("dsv41_numa_foreign_bytes"), "{{service}}"),),
             width=8,
             steps=(Step(1e9, "yellow"), Step(1e10, "red")),
-            alerts=("NumaForeignPages",),
+            alerts=("Dsv41ForeignPages",),
         ),
         Panel(
             title="Restarts",
@@ -176,6 +189,7 @@ ENGINES_ON_NODE = Row(
             queries=(Query(select("dsv41_service_restarts_total"), "{{service}}"),),
             width=8,
             steps=(Step(1, "yellow"), Step(3, "red")),
+            alerts=("Dsv41Restarted",),
         ),
         Panel(
             title="Age of the last start",
@@ -215,7 +229,7 @@ HOST = Row(
                 Query(select("node_memory_MemFree_bytes"), "free"),
             ),
             width=8,
-            alerts=("HostMemoryLow",),
+            alerts=("Dsv41HostMemoryLow",),
         ),
         Panel(
             title="Huge pages and locked memory",
@@ -247,7 +261,7 @@ HOST = Row(
             bounds=(0, 1),
             base="red",
             steps=(Step(0.05, "yellow"), Step(0.15, "green")),
-            alerts=("DiskSpaceLow",),
+            alerts=("Dsv41DiskFull",),
         ),
         Panel(
             title="Disk reads",
@@ -284,7 +298,7 @@ MONITORING = Row(
             base="red",
             steps=(Step(1, "green"),),
             bounds=(0, 1),
-            alerts=("TargetMissing",),
+            alerts=("Dsv41TargetMissing",),
         ),
         Panel(
             title="Scrape time",
@@ -302,6 +316,7 @@ MONITORING = Row(
             unit="s",
             queries=(Query(select("dsv41_exporter_collect_seconds"), "{{collector}}"),),
             width=8,
+            alerts=("Dsv41ExporterFailing",),
         ),
     ),
 )

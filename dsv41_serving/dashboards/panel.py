@@ -18,6 +18,8 @@ class Query:
 
     expr: str
     legend: str
+    color: Color | None = None
+    """Of its curve, where it has one meaning; None leaves it to the palette."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Panel:
     bounds: tuple[float | None, float | None] = (0, None)
     """Ends of the axis; None leaves one to Grafana."""
     decimals: int | None = None
+    empty: str = "no data"
+    """What the panel says when no query has an answer."""
     says: Literal["value", "name", "both"] = "value"
     """What a `stat` says of each series."""
     height: int = 0

@@ -1,4 +1,8 @@
-"""The SLO board: budgets and how fast they burn, canary and contract history, what a release changed."""
+"""The SLO board: budgets and how fast they burn, canary and contract history, what a release changed.
+
+Objectives are those of the node (`monitoring.objective` and its bounds); recording rules turn them into burn rates, and the burn
+alerts read the same ones.
+"""
 
 from __future__ import annotations
 
@@ -6,79 +10,40 @@ from dataclasses import dataclass
 
 from dsv41_serving.dashboards.annotations import ANNOTATIONS
 from dsv41_serving.dashboards.panel import Board, Panel, Query, Row, Step
-from dsv41_serving.dashboards.promql import DECODE, ROUTER, STREAMED, equals, or_zero, ratio, select
+from dsv41_serving.dashboards.promql import DECODE, ratio, select
 
 BUDGET_WINDOW = "24h"
-_SERVER_ERROR = 'status_code=~"5.."'
-_FAST, _SLOW = "5m", "1h"
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A promise to users: at least `target` of all events are good. `bad` and `all` are counters per event."""
+    """A promise to users and the recording rules that measure it."""
 
     title: str
     promise: str
-    target: float
-    all: str
-    bad: str
-    """Rate expressions with `{window}` in place of the range."""
+    burn: str
+    """Stem of the rules `dsv41:STEM_burn:rateWINDOW`: how many times faster than allowed the budget is used."""
     alerts: tuple[str, ...]
 
-    def bad_share(self, window: str) -> str:
-        """Return the share of bad events over `window`."""
-        return ratio(f"({self.bad.replace('{window}', window)})", self.all.replace("{window}", window))
+    def burn_rate(self, window: str) -> str:
+        """Return the burn rate over `window`: 5m, 30m, 1h or 6h."""
+        return select(f"dsv41:{self.burn}_burn:rate{window}")
 
     def budget_left(self) -> str:
         """Return the share of the budget that is left: 1 untouched, 0 used up, negative overdrawn."""
-        return f"1 - ({self.bad_share(BUDGET_WINDOW)}) / {1 - self.target:.4g}"
-
-    def burn(self, window: str) -> str:
-        """Return how many times faster than allowed the budget burns; at 1 it lasts exactly as long as promised."""
-        return f"({self.bad_share(window)}) / {1 - self.target:.4g}"
+        return f"min(1 - avg_over_time({self.burn_rate('5m')}[{BUDGET_WINDOW}]))"
 
 
-def _within(
-    title: str, histogram: str, *matchers: str, bound: str, target: float, alerts: tuple[str, ...]
-) -> Objective:
-    count = f"sum(rate({select(f'{histogram}_count', *matchers)}[{{window}}]))"
-    good = f"sum(rate({select(f'{histogram}_bucket', *matchers, equals('le', bound))}[{{window}}]))"
-    return Objective(
-        title=title,
-        promise=f"{target:.1%} within {float(bound):g} s",
-        target=target,
-        all=count,
-        bad=f"{count} - {good}",
-        alerts=alerts,
-    )
-
-
-_ROUTER_UP = f"sum({select('up', ROUTER)})"
 OBJECTIVES = (
+    Objective("Errors", "requests are answered without a 5xx", "error", ("Dsv41Errors", "Dsv41ErrorsLinger")),
     Objective(
-        title="Errors",
-        promise="99.5% of requests are answered without a 5xx",
-        target=0.995,
-        all=f"sum(rate({select('smg_http_responses_total')}[{{window}}]))",
-        bad=or_zero(f"sum(rate({select('smg_http_responses_total', _SERVER_ERROR)}[{{window}}]))", like=_ROUTER_UP),
-        alerts=("ErrorBurnFast", "ErrorBurnSlow"),
-    ),
-    _within(
         "First token",
-        "sglang:time_to_first_token_seconds",
-        DECODE,
-        STREAMED,
-        bound="10.0",
-        target=0.95,
-        alerts=("TtftBurnFast", "TtftBurnSlow"),
+        "the first token comes in time",
+        "first_token",
+        ("Dsv41FirstTokensLate", "Dsv41FirstTokensOftenLate"),
     ),
-    _within(
-        "Between tokens",
-        "sglang:inter_token_latency_seconds",
-        DECODE,
-        bound="0.2",
-        target=0.99,
-        alerts=("ItlBurnFast", "ItlBurnSlow"),
+    Objective(
+        "Between tokens", "the next token comes in time", "between_tokens", ("Dsv41TokensLate", "Dsv41TokensOftenLate")
     ),
 )
 
@@ -89,8 +54,8 @@ BUDGETS = Row(
         *(
             Panel(
                 title=objective.title,
-                question=f"Is the promise kept: {objective.promise}?",
-                reading="1 means untouched, 0 used up.",
+                question=f"How much of the promise that {objective.promise} may still be broken?",
+                reading=f"100% is untouched, 0% used up; the mean burn of the last {BUDGET_WINDOW}, idle time left out.",
                 kind="stat",
                 unit="percentunit",
                 queries=(Query(objective.budget_left(), "left"),),
@@ -121,7 +86,7 @@ BUDGETS = Row(
             decimals=1,
             base="red",
             steps=(Step(0.98, "yellow"), Step(0.999, "green")),
-            alerts=("CanaryFailing",),
+            alerts=("Dsv41CanaryFailing",),
         ),
     ),
 )
@@ -132,10 +97,10 @@ BURN = Row(
         Panel(
             title=f"{objective.title}: burn",
             question="How many times faster than the promise allows is the budget being used?",
-            reading=f"Promise: {objective.promise}. At 1 the budget lasts exactly; both windows high means it is going on now.",
+            reading=f"Promise: {objective.promise}. At 1 the budget lasts exactly; both windows high means it goes on now.",
             kind="lines",
             unit="short",
-            queries=(Query(objective.burn(_FAST), "5 minutes"), Query(objective.burn(_SLOW), "1 hour")),
+            queries=(Query(objective.burn_rate("5m"), "5 minutes"), Query(objective.burn_rate("1h"), "1 hour")),
             width=8,
             steps=(Step(6, "yellow"), Step(14.4, "red")),
             alerts=objective.alerts,
@@ -156,7 +121,7 @@ PROMISES = Row(
             queries=(Query(select("dsv41_canary_step_passed"), "{{step}}"),),
             width=8,
             bounds=(0, 1),
-            alerts=("CanaryFailing",),
+            alerts=("Dsv41CanaryFailing",),
         ),
         Panel(
             title="Canary time",
@@ -184,7 +149,7 @@ PROMISES = Row(
             ),
             width=8,
             steps=(Step(1, "red"),),
-            alerts=("ContractDrift",),
+            alerts=("Dsv41ContractBroken", "Dsv41ContractDrift"),
         ),
     ),
 )
@@ -199,7 +164,7 @@ RELEASES = Row(
             unit="short",
             queries=(Query(f"avg({select('sglang:spec_accept_length', DECODE)})", "accepted length"),),
             width=8,
-            alerts=("AcceptanceDropped",),
+            alerts=("Dsv41AcceptanceDropped",),
         ),
         Panel(
             title="Hit ratio",
@@ -209,7 +174,7 @@ RELEASES = Row(
             queries=(Query(select("dsv41:cache_hit:ratio"), "from cache"),),
             width=8,
             bounds=(0, 1),
-            alerts=("HitRatioCollapsed",),
+            alerts=("Dsv41CacheHitsCollapsed",),
         ),
         Panel(
             title="Work",

@@ -25,7 +25,7 @@ CACHE = Row(
             ),
             width=6,
             bounds=(0, 1),
-            alerts=("HitRatioCollapsed",),
+            alerts=("Dsv41CacheHitsCollapsed",),
         ),
         Panel(
             title="Cached tokens by source",

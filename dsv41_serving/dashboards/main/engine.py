@@ -46,7 +46,7 @@ DECODE_ENGINE = Row(
                 Query(select("dsv41_step_law_slope_seconds"), "{{service}} b, per request"),
             ),
             width=8,
-            alerts=("StepSlopeGrew",),
+            alerts=("Dsv41StepLawGrew",),
         ),
         Panel(
             title="Graph hits",
@@ -66,7 +66,7 @@ DECODE_ENGINE = Row(
             ),
             width=8,
             bounds=(0, 1),
-            alerts=("GraphMisses",),
+            alerts=("Dsv41GraphMisses",),
         ),
         Panel(
             title="Speculation",
@@ -80,7 +80,7 @@ DECODE_ENGINE = Row(
                 Query(total(select("sglang:spec_cap_length", DECODE), "service"), "{{service}} cap"),
             ),
             width=8,
-            alerts=("AcceptanceDropped",),
+            alerts=("Dsv41AcceptanceDropped",),
         ),
         Panel(
             title="Tokens per second",

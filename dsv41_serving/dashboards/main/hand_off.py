@@ -45,7 +45,7 @@ HAND_OFF = Row(
                 Query(f"max({select('dsv41_handoff_baseline_gb_s')})", "measured by preflight"),
             ),
             width=8,
-            alerts=("HandoffSlow",),
+            alerts=("Dsv41HandoffSlow",),
         ),
         Panel(
             title="Size of a hand-off",
@@ -80,7 +80,7 @@ HAND_OFF = Row(
                 Query(total(select("sglang:num_decode_transfer_queue_reqs", DECODE)), "decode: receives"),
             ),
             width=8,
-            alerts=("PrefillStuckInFlight",),
+            alerts=("Dsv41HandoffStuck",),
         ),
         Panel(
             title="Failures and late releases",
@@ -106,7 +106,7 @@ HAND_OFF = Row(
             ),
             width=8,
             steps=(Step(0.1, "red"),),
-            alerts=("TransferFailures",),
+            alerts=("Dsv41HandoffFailing",),
         ),
         Panel(
             title="Lane",
@@ -118,7 +118,8 @@ HAND_OFF = Row(
             width=8,
             base="text",
             says="name",
-            alerts=("LaneIsTcp",),
+            empty="preflight has not measured it",
+            alerts=("Dsv41LaneIsTcp",),
         ),
     ),
 )

@@ -18,12 +18,13 @@ def _pool(title: str, role: str) -> Panel:
         ),
         kind="stack",
         unit="short",
-        queries=tuple(
-            Query(total(select(f"sglang:kv_{part}_tokens", role)), name)
-            for part, name in (("used", "in use"), ("evictable", "evictable"), ("available", "empty"))
+        queries=(
+            Query(total(select("sglang:kv_used_tokens", role)), "in use", "orange"),
+            Query(total(select("sglang:kv_evictable_tokens", role)), "evictable", "blue"),
+            Query(total(select("sglang:kv_available_tokens", role)), "empty", "text"),
         ),
         width=12,
-        alerts=("KvExhaustionForecast",),
+        alerts=("Dsv41KvPoolFull",),
     )
 
 
@@ -42,7 +43,7 @@ MEMORY = Row(
             width=8,
             bounds=(0, 1),
             steps=(Step(0.8, "yellow"), Step(0.95, "red")),
-            alerts=("SwaPoolPressure",),
+            alerts=("Dsv41WindowPoolFull",),
         ),
         Panel(
             title="Reserved for hand-offs",
@@ -57,7 +58,7 @@ MEMORY = Row(
             ),
             width=8,
             steps=(Step(0.7, "yellow"), Step(0.9, "red")),
-            alerts=("DecodePreallocNearFull",),
+            alerts=("Dsv41PreallocFull",),
         ),
         Panel(
             title="KV bytes per token",
@@ -74,7 +75,7 @@ MEMORY = Row(
         Panel(
             title="Time to exhaustion",
             question="Is the forecast getting shorter?",
-            reading="No curve: the pool does not fill.",
+            reading="One day stands for not filling.",
             kind="lines",
             unit="s",
             queries=(
@@ -83,7 +84,7 @@ MEMORY = Row(
             width=12,
             base="red",
             steps=(Step(600, "yellow"), Step(3600, "green")),
-            alerts=("KvExhaustionForecast",),
+            alerts=("Dsv41KvExhaustion",),
         ),
         Panel(
             title="Retractions and evictions",
@@ -102,7 +103,7 @@ MEMORY = Row(
                 ),
             ),
             width=12,
-            alerts=("RetractionRate",),
+            alerts=("Dsv41Retractions",),
         ),
     ),
 )

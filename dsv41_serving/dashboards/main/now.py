@@ -27,7 +27,7 @@ def _ready(title: str, role: str, alerts: tuple[str, ...]) -> Panel:
     )
 
 
-def _canary_step(title: str, step: str, question: str) -> Panel:
+def _canary_step(title: str, step: str, question: str, alert: str = "Dsv41CanaryFailing") -> Panel:
     return Panel(
         title=title,
         question=question,
@@ -39,7 +39,7 @@ def _canary_step(title: str, step: str, question: str) -> Panel:
         base="red",
         steps=GOOD_AT_1,
         words=PASSED,
-        alerts=("CanaryFailing",),
+        alerts=(alert,),
     )
 
 
@@ -58,10 +58,10 @@ NOW = Row(
             kind="bars",
             unit="percentunit",
             queries=(Query(f"sort_desc(1 - {select('dsv41:kv_free:ratio')})", "{{service}}, {{pool}} pool"),),
-            width=10,
+            width=9,
             bounds=(0, 1),
             steps=(Step(0.8, "yellow"), Step(0.95, "red")),
-            alerts=("KvExhaustionForecast", "SwaPoolPressure"),
+            alerts=("Dsv41KvPoolFull", "Dsv41WindowPoolFull"),
         ),
         Panel(
             title="KV exhausted in",
@@ -69,11 +69,11 @@ NOW = Row(
             kind="stat",
             unit="s",
             queries=(Query(f"min(clamp_max({select('dsv41_kv_exhaustion_seconds')}, {DAY_S}))", "first pool"),),
-            width=5,
+            width=4,
             base="red",
             steps=(Step(600, "yellow"), Step(3600, "green")),
             words=(Word(DAY_S, "not filling", "green"),),
-            alerts=("KvExhaustionForecast",),
+            alerts=("Dsv41KvExhaustion",),
         ),
         Panel(
             title="Requests in the engines",
@@ -85,9 +85,9 @@ NOW = Row(
                 Query(total(select("sglang:num_queue_reqs", ENGINE)), "waiting"),
             ),
             says="both",
-            width=5,
+            width=4,
             base="text",
-            alerts=("PrefillStuckInFlight",),
+            alerts=("Dsv41QueueStuck",),
         ),
         Panel(
             title="Last canary",
@@ -96,16 +96,31 @@ NOW = Row(
             kind="stat",
             unit="s",
             queries=(Query(f"time() - max({select('dsv41_canary_timestamp_seconds')})", "age"),),
-            width=4,
+            width=3,
             steps=(Step(600, "yellow"), Step(1800, "red")),
-            alerts=("CanaryStale",),
+            alerts=("Dsv41CanaryStale",),
+        ),
+        Panel(
+            title="Error budget left",
+            question="How much of what the objective allows may still go wrong?",
+            reading="The mean burn of the last 24 hours; the SLO board has the other budgets.",
+            kind="stat",
+            unit="percentunit",
+            queries=(Query(f"min(1 - avg_over_time({select('dsv41:error_burn:rate5m')}[24h]))", "left"),),
+            width=4,
+            decimals=1,
+            base="red",
+            steps=(Step(0, "orange"), Step(0.25, "yellow"), Step(0.5, "green")),
+            alerts=("Dsv41Errors", "Dsv41ErrorsLinger"),
         ),
         _canary_step("Answer", "answer", "Did a real conversation through the router get the right answer?"),
         _canary_step("Thinking", "thinking", "Does the model think before it answers, as the contract says?"),
-        _canary_step("Tool call", "tool_call", "Does a tool call arrive complete and well formed?"),
-        _ready("Prefill", PREFILL, ("PrefillDown", "DecodeWithoutPrefill")),
-        _ready("Decode", DECODE, ("DecodeDown", "PrefillWithoutDecode")),
-        _ready("Router", ROUTER, ("RouterDown",)),
+        _canary_step(
+            "Tool call", "tool_call", "Does a tool call arrive complete and well formed?", "Dsv41ToolCallsMalformed"
+        ),
+        _ready("Prefill", PREFILL, ("Dsv41ServiceDown", "Dsv41HalfAPair")),
+        _ready("Decode", DECODE, ("Dsv41ServiceDown", "Dsv41HalfAPair")),
+        _ready("Router", ROUTER, ("Dsv41ServiceDown",)),
         Panel(
             title="Release",
             question="Which release serves?",
@@ -116,7 +131,7 @@ NOW = Row(
             height=3,
             base="text",
             says="name",
-            alerts=("ReleaseDrift",),
+            alerts=("Dsv41ReleaseDrift",),
         ),
         Panel(
             title="Contract drift",
@@ -127,7 +142,7 @@ NOW = Row(
             width=3,
             height=3,
             steps=(Step(1, "red"),),
-            alerts=("ContractDrift",),
+            alerts=("Dsv41ContractDrift",),
         ),
     ),
 )

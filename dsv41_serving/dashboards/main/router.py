@@ -27,7 +27,7 @@ ROUTER = Row(
             unit="reqps",
             queries=(Query(total_rate("smg_http_responses_total", by=("status_code",)), "{{status_code}}"),),
             width=8,
-            alerts=("ErrorBurnFast", "ErrorBurnSlow"),
+            alerts=("Dsv41Errors", "Dsv41ErrorsLinger"),
         ),
         Panel(
             title="Circuits and retries",
@@ -75,7 +75,6 @@ ROUTER = Row(
             unit="short",
             queries=(Query(buckets("sglang:generation_tokens_histogram", DECODE), "{{le}}"),),
             width=8,
-            alerts=("LengthSurge",),
         ),
     ),
 )

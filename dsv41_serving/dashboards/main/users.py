@@ -24,7 +24,7 @@ USERS = Row(
             queries=_quantiles("sglang:time_to_first_token_seconds", DECODE, STREAMED, of=(0.5, 0.95, 0.99)),
             width=8,
             steps=(Step(2, "yellow"), Step(10, "red")),
-            alerts=("TtftBurnFast", "TtftBurnSlow"),
+            alerts=("Dsv41FirstTokensLate", "Dsv41FirstTokensOftenLate"),
         ),
         Panel(
             title="Time between tokens",
@@ -34,7 +34,7 @@ USERS = Row(
             queries=_quantiles("sglang:inter_token_latency_seconds", DECODE, of=(0.5, 0.99)),
             width=8,
             steps=(Step(0.05, "yellow"), Step(0.2, "red")),
-            alerts=("ItlBurnFast", "ItlBurnSlow"),
+            alerts=("Dsv41TokensLate", "Dsv41TokensOftenLate"),
         ),
         Panel(
             title="Time per output token",

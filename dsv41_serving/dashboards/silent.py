@@ -1,0 +1,34 @@
+"""Queries that have no answer on a node that is well, and why. The live test holds the list in both directions."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Reason = Literal["gpu", "fault", "numa", "preflight"]
+REASONS: dict[Reason, str] = {
+    "gpu": "needs an NVIDIA driver",
+    "fault": "has data only while something is wrong",
+    "numa": "needs engines bound to NUMA nodes, which the embedded profile does not do",
+    "preflight": "needs a hand-off measured by preflight",
+}
+
+# (board, panel, legend): reason. Only the embedded stack, without GPU and without faults, is this silent.
+SILENT: dict[tuple[str, str, str], Reason] = {
+    ("dsv41-main", "Hand-off speed", "measured by preflight"): "preflight",
+    ("dsv41-main", "Lane", "{{lane}}"): "preflight",
+    ("dsv41-node", "GPUs now", "{{gpu}}"): "gpu",
+    ("dsv41-node", "Utilisation", "GPU {{gpu}}"): "gpu",
+    ("dsv41-node", "GPU memory", "GPU {{gpu}}"): "gpu",
+    ("dsv41-node", "Power", "GPU {{gpu}}"): "gpu",
+    ("dsv41-node", "Temperature", "GPU {{gpu}}"): "gpu",
+    ("dsv41-node", "Clocks", "GPU {{gpu}}"): "gpu",
+    ("dsv41-node", "NVLink", "GPU {{gpu}} {{direction}}"): "gpu",
+    ("dsv41-node", "PCIe replays", "GPU {{gpu}} per second"): "gpu",
+    ("dsv41-node", "ECC errors and remapped rows", "GPU {{gpu}}: {{kind}} in 1 h"): "gpu",
+    ("dsv41-node", "ECC errors and remapped rows", "GPU {{gpu}}: rows, {{cause}}"): "gpu",
+    ("dsv41-node", "ECC errors and remapped rows", "GPU {{gpu}}: remap pending"): "fault",
+    ("dsv41-node", "ECC errors and remapped rows", "GPU {{gpu}}: remap FAILED"): "fault",
+    ("dsv41-node", "Throttled", "GPU {{gpu}}: {{reason}}"): "fault",
+    ("dsv41-node", "Xid errors", "GPU {{gpu}}: Xid {{xid}}"): "fault",
+    ("dsv41-node", "Memory on the wrong node", "{{service}}"): "numa",
+}
