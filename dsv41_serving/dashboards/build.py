@@ -163,15 +163,22 @@ def _panel(panel: Panel) -> Any:
         )
     for query in panel.queries:
         builder = builder.with_target(_target(panel, query))
-        if query.color:
-            builder = builder.override_by_name(query.legend, [_fixed(query.color)])
+        if own := _own_options(query):
+            builder = builder.override_by_name(query.legend, own)
     if panel.alerts:
         builder = builder.links([_runbook_link(alert) for alert in panel.alerts])
     return builder
 
 
-def _fixed(color: str) -> DynamicConfigValue:
-    return DynamicConfigValue(id_val="color", value={"mode": "fixed", "fixedColor": _SHADES.get(color, color)})
+def _own_options(query: Query) -> list[DynamicConfigValue]:
+    """Return what one curve does differently from its panel."""
+    own = []
+    if query.color:
+        shade = _SHADES.get(query.color, query.color)
+        own.append(DynamicConfigValue(id_val="color", value={"mode": "fixed", "fixedColor": shade}))
+    if query.right:
+        own.append(DynamicConfigValue(id_val="custom.axisPlacement", value="right"))
+    return own
 
 
 def _runbook_link(alert: str) -> dashboard.DashboardLink:

@@ -20,6 +20,8 @@ class Query:
     legend: str
     color: Color | None = None
     """Of its curve, where it has one meaning; None leaves it to the palette."""
+    right: bool = False
+    """Whether its curve has an axis of its own at the right: another magnitude than the others."""
 
 
 @dataclass(frozen=True)

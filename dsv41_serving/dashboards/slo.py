@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dsv41_serving.dashboards.annotations import ANNOTATIONS
 from dsv41_serving.dashboards.panel import Board, Panel, Query, Row, Step
-from dsv41_serving.dashboards.promql import DECODE, ratio, select
+from dsv41_serving.dashboards.promql import DECODE, select
 
 BUDGET_WINDOW = "24h"
 
@@ -30,8 +30,8 @@ class Objective:
         return select(f"dsv41:{self.burn}_burn:rate{window}")
 
     def budget_left(self) -> str:
-        """Return the share of the budget that is left: 1 untouched, 0 used up, negative overdrawn."""
-        return f"min(1 - avg_over_time({self.burn_rate('5m')}[{BUDGET_WINDOW}]))"
+        """Return the share of the budget that is left: 1 untouched, 0 used up, -1 overdrawn twice or more."""
+        return f"clamp_min(min(1 - avg_over_time({self.burn_rate('5m')}[{BUDGET_WINDOW}])), -1)"
 
 
 OBJECTIVES = (
@@ -69,19 +69,10 @@ BUDGETS = Row(
         ),
         Panel(
             title="Canary",
-            question=f"Which share of canary conversations went well in the last {BUDGET_WINDOW}?",
+            question=f"Which share of the last {BUDGET_WINDOW} had a canary that passed?",
             kind="stat",
             unit="percentunit",
-            queries=(
-                Query(
-                    "1 - "
-                    + ratio(
-                        f"sum(increase({select('dsv41_canary_failures_total')}[{BUDGET_WINDOW}]))",
-                        f"sum(increase({select('dsv41_canary_runs_total')}[{BUDGET_WINDOW}]))",
-                    ),
-                    "passed",
-                ),
-            ),
+            queries=(Query(f"min(avg_over_time({select('dsv41_canary_passed')}[{BUDGET_WINDOW}]))", "passed"),),
             width=6,
             decimals=1,
             base="red",

@@ -40,7 +40,6 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObservedStack
         watched.load(2)
         watched.stack.run("canary")
         watched.stack.run("contract", "watch", "--once")
-        watched.load(1)
         yield watched
     finally:
         watched.down()

@@ -75,11 +75,11 @@ MEMORY = Row(
         Panel(
             title="Time to exhaustion",
             question="Is the forecast getting shorter?",
-            reading="One day stands for not filling.",
+            reading="Four hours stand for longer, or for a pool that does not fill.",
             kind="lines",
             unit="s",
             queries=(
-                Query(f"clamp_max({select('dsv41_kv_exhaustion_seconds')}, 86400)", "{{service}}, {{pool}} pool"),
+                Query(f"clamp_max({select('dsv41_kv_exhaustion_seconds')}, 14400)", "{{service}}, {{pool}} pool"),
             ),
             width=12,
             base="red",

@@ -106,7 +106,9 @@ NOW = Row(
             reading="The mean burn of the last 24 hours; the SLO board has the other budgets.",
             kind="stat",
             unit="percentunit",
-            queries=(Query(f"min(1 - avg_over_time({select('dsv41:error_burn:rate5m')}[24h]))", "left"),),
+            queries=(
+                Query(f"clamp_min(min(1 - avg_over_time({select('dsv41:error_burn:rate5m')}[24h])), -1)", "left"),
+            ),
             width=4,
             decimals=1,
             base="red",

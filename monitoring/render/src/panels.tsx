@@ -38,7 +38,7 @@ function Bars(panel: any) {
   const alignmentFactors = getDisplayValueAlignmentFactors(values);
   return <>{values.map((value, index) => (
     <ui.BarGauge key={index} value={value.display} field={value.field} theme={theme} width={panel.width}
-      height={Math.min(panel.height / values.length - 4, 64)} orientation={panel.options.orientation} itemSpacing={4}
+      height={Math.min(panel.height / values.length - 4, 90)} orientation={panel.options.orientation} itemSpacing={4}
       displayMode={panel.options.displayMode} showUnfilled={panel.options.showUnfilled} alignmentFactors={alignmentFactors}
       text={{ titleSize: 13, valueSize: 16 }} />))}</>;
 }
@@ -51,7 +51,7 @@ function Rows(panel: any) {
 const counted = (kind: string, Draw: ComponentType<any>) => function Panel(panel: any) {
   const empty = !panel.data.series.length;
   report.drawn[panel.title] = empty ? 'no data' : kind;
-  return empty ? <div style={{ color: '#8e8e9a', textAlign: 'center', paddingTop: panel.height / 2 - 10 }}>no data</div> : <Draw {...panel} />;
+  return empty ? <div style={{ color: '#8e8e9a', textAlign: 'center', paddingTop: panel.height / 2 - 10 }}>{panel.fieldConfig.defaults.noValue}</div> : <Draw {...panel} />;
 };
 
 const KINDS: Record<string, ComponentType<any>> = {
@@ -62,7 +62,7 @@ const KINDS: Record<string, ComponentType<any>> = {
 const curveOptions: any = {
   standardOptions: { color: { defaultValue: { mode: 'palette-classic' } } },
   useCustomConfig: (builder: any) => {
-    for (const path of ['drawStyle', 'fillOpacity', 'lineWidth', 'showPoints', 'spanNulls', 'stacking', 'thresholdsStyle']) {
+    for (const path of ['axisPlacement', 'drawStyle', 'fillOpacity', 'lineWidth', 'showPoints', 'spanNulls', 'stacking', 'thresholdsStyle']) {
       builder.addCustomEditor({
         id: path, path, name: path, editor: () => null, override: () => null, process: identityOverrideProcessor, shouldApply: () => true,
         settings: {},
