@@ -15,6 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from dsv41_serving.dashboards.commands import dashboards
 from dsv41_serving.errors import EXIT_CHECK_FAILED, EXIT_INTERRUPTED, EXIT_OK, Dsv41Error, InputError
 from dsv41_serving.facts import describe, read_facts
 from dsv41_serving.observe.commands import canary, explain, exporter, metrics, top
@@ -133,7 +134,7 @@ def cli(  # noqa: PLR0917 - click passes every option
 
 cli.add_command(release)
 cli.add_command(bundle)
-for watcher in (exporter, canary, explain, top, metrics):
+for watcher in (exporter, canary, explain, top, metrics, dashboards):
     cli.add_command(watcher)
 
 

@@ -102,6 +102,7 @@ def _dashboard(board: Board) -> Any:
             .keep_time(True)
             .include_vars(True)
         )
+        .link(dashboard.DashboardLink("Alerts").type(DashboardLinkType.LINK).url("/alerting/list?queryString=dsv41"))
         .link(dashboard.DashboardLink("Runbook").type(DashboardLinkType.LINK).url(RUNBOOK).target_blank(True))
         .with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
         .with_variable(

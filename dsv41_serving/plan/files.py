@@ -6,6 +6,7 @@ import json
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from dsv41_serving.plan.grafana import grafana_files
 from dsv41_serving.plan.model import RenderedFile
 from dsv41_serving.plan.monitoring import monitoring_files
 from dsv41_serving.plan.monitoring_units import monitoring_units
@@ -31,6 +32,7 @@ def render_files(loaded: LoadedSpec, plan: Plan, installation: Installation) -> 
             path=installation.plan_file, text=plan.model_dump_json(indent=1, exclude={"files", "memory"}) + "\n"
         ),
         *monitoring_files(loaded.spec.monitoring, plan),
+        *grafana_files(loaded.spec.monitoring),
         *monitoring_units(loaded.spec, plan, installation),
         *render_units(loaded, plan, installation),
     ]

@@ -320,6 +320,11 @@ class Monitoring(Table):
     alert_webhook: str = Field(
         "", description="URL Alertmanager posts alerts to; empty: alerts are only shown.", pattern=r"^(https?://.+)?$"
     )
+    runbook_url: str = Field(
+        "",
+        description="Address where people read monitoring/runbook.md; panels link there. Empty: they carry no link.",
+        pattern=r"^(https?://.+)?$",
+    )
     canary_interval_s: Seconds = Field(120.0, description="Time between canary conversations.")
     first_token_objective_s: float = Field(
         10.0, description="A first token counts as timely up to here; one of the engine's histogram bounds."
