@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 ENV    := $(VENV)/.synced
 DSV41  := $(BIN)/dsv41 --profile embedded
 
-.PHONY: help env up down status test test-unit test-kernels test-engine test-gpu lint format lock measure clean
+.PHONY: help env up down status test test-unit test-kernels test-engine test-monitoring pictures test-gpu lint format lock measure clean
 
 help:
 	@echo "make up      start the embedded stack and return when its gate has passed"
@@ -46,7 +46,7 @@ format: $(ENV)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-test: lint test-unit test-kernels test-engine
+test: lint test-unit test-kernels test-engine test-monitoring
 
 test-unit: $(ENV)
 	$(BIN)/pytest tests/unit
@@ -56,6 +56,13 @@ test-kernels: $(ENV)
 
 test-engine: $(ENV)
 	$(BIN)/pytest tests/engine
+
+# Board pictures need npm and Chromium; without them, or without a Prometheus, those tests skip with the command that helps.
+test-monitoring: $(ENV)
+	$(BIN)/pytest tests/monitoring
+
+pictures: $(ENV)
+	BOARD_PICTURES=monitoring/screenshots $(BIN)/pytest tests/monitoring/test_pictures.py
 
 test-gpu: $(ENV)
 	$(BIN)/pytest tests/gpu
