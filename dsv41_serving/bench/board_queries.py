@@ -148,8 +148,7 @@ def _write_series(text: TextIO, series: Series, begin: float, start: float, chan
     for number in range(7200 // SCRAPE_S):
         at = begin + number * SCRAPE_S
         sample = round(rate * (at - start), 3) if grows else round(value * (1 + 0.1 * chance.random()), 6)
-        text.write(f"{name}{{{written}}} {sample} {at:.0f}
-")
+        text.write(f"{name}{{{written}}} {sample} {at:.0f}\n")
 
 
 @contextmanager
