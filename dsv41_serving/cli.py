@@ -15,6 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from dsv41_serving.bench.commands import bench
 from dsv41_serving.dashboards.commands import dashboards
 from dsv41_serving.errors import EXIT_CHECK_FAILED, EXIT_INTERRUPTED, EXIT_OK, Dsv41Error, InputError
 from dsv41_serving.facts import describe, read_facts
@@ -595,6 +596,9 @@ def contract_watch(  # noqa: PLR0917 - click passes every option
         )
     )
     sys.exit(EXIT_OK if last.kept else EXIT_CHECK_FAILED)
+
+
+cli.add_command(bench)
 
 
 def main() -> NoReturn:

@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from dsv41_serving.facts.nvml import NvmlLibrary
+
 PACKAGES = ("dsv41-serving", "sglang", "sglang-router", "smg", "nixl", "torch", "triton")
 
 
@@ -21,6 +23,7 @@ def describe_run(command: str) -> dict[str, Any]:
         "command": command,
         "commit": _commit(),
         "versions": {"python": sys.version.split()[0], **{name: _version(name) for name in PACKAGES}},
+        "gpus": _name_gpus(),
         "machine": {
             "cpu": _first_match("/proc/cpuinfo", r"model name\s*:\s*(.+)"),
             "cores": os.cpu_count(),
@@ -28,6 +31,13 @@ def describe_run(command: str) -> dict[str, Any]:
             "kernel": os.uname().release,
         },
     }
+
+
+def _name_gpus() -> str:
+    """Return '4 x NVIDIA H200, driver 580.95.05', or '' without a GPU."""
+    report = NvmlLibrary().query()
+    names = sorted({gpu.name for gpu in report.gpus})
+    return f"{len(report.gpus)} x {' and '.join(names)}, driver {report.driver_version}" if names else ""
 
 
 def _commit() -> str:

@@ -45,7 +45,7 @@ def test_readme_table_names_every_verb_and_no_other():
             words = [
                 word for word in quoted.removeprefix("dsv41 ").split() if word.islower() and not word.startswith("-")
             ]
-            if words[0] in {"config", "contract", "dashboards", "metrics", "release", "transport"}:
+            if words[0] in {"bench", "config", "contract", "dashboards", "metrics", "release", "transport"}:
                 group = f"{words[0]} "
                 words = words[1:]
             named.add(f"{group}{words[0]}")

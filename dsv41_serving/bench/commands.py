@@ -1,0 +1,258 @@
+"""`dsv41 bench`: run the protocol, compare, fit the step law, write a report. Verbs only."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dsv41_serving.errors import EXIT_CHECK_FAILED, EXIT_OK, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsv41_serving.bench.protocol import Target
+    from dsv41_serving.bench.report import Block
+    from dsv41_serving.bench.result import Launch, ResultSet
+    from dsv41_serving.bench.scenario import Scenario
+    from dsv41_serving.cli import Context
+    from dsv41_serving.plan.model import Plan
+
+_OUT = click.option("--out", type=click.Path(path_type=Path), required=True, help="File or directory to write.")
+_ROUNDS = click.option(
+    "--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Rounds kept; one more warms up."
+)
+_SCALE = click.option(
+    "--scale",
+    type=click.FloatRange(min=0.001, max=64),
+    default=1.0,
+    show_default=True,
+    help="Lengths of prompts and answers times this; kept with the result.",
+)
+_URL = click.option("--url", help="Measure this service of the plan instead of its router.")
+
+
+@click.group()
+def bench() -> None:
+    """Measure under a fixed protocol, so that the numbers can be compared."""
+
+
+@bench.command("list")
+@click.pass_obj
+def bench_list(context: Context) -> None:
+    """Say what each scenario sends."""
+    from dsv41_serving.bench.scenario import list_scenarios  # noqa: PLC0415
+
+    for scenario in list_scenarios(context.load().spec.engine.context_length).values():
+        click.echo(f"{scenario.name:<8} {scenario.says}")
+
+
+@bench.command("run")
+@click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...")
+@_OUT
+@click.option("--label", default="", help="Name of the configuration in reports.")
+@_ROUNDS
+@_SCALE
+@_URL
+@click.pass_obj
+def bench_run(  # noqa: PLR0917 - click passes every option
+    context: Context, scenarios: tuple[str, ...], out: Path, label: str, rounds: int, scale: float, url: str | None
+) -> None:
+    """Measure SCENARIOs on what runs now, and write a result set."""
+    from dsv41_serving.bench.scenario import choose_scenarios  # noqa: PLC0415
+
+    loads = choose_scenarios(scenarios, context.load().spec.engine.context_length, scale)
+    result = _measure_running(context, loads, label=label, rounds=rounds, scale=scale, url=url)
+    _store(result, out)
+
+
+@bench.command("scaling")
+@_OUT
+@click.option("--prompt", "prompts", type=click.IntRange(min=16), multiple=True, help="Prompt lengths (default: two).")
+@click.option("--answer", type=click.IntRange(min=16), default=128, show_default=True, help="Tokens of each answer.")
+@click.option("--longest", type=click.IntRange(min=3), default=64, show_default=True, help="Most requests at once.")
+@_ROUNDS
+@_URL
+@click.pass_obj
+def bench_scaling(  # noqa: PLR0917 - click passes every option
+    context: Context, out: Path, prompts: tuple[int, ...], answer: int, longest: int, rounds: int, url: str | None
+) -> None:
+    """Fit step time = a + b x requests on what runs now, and say what it means."""
+    from dsv41_serving.bench.step_law import explain, list_levels, list_loads, read_laws  # noqa: PLC0415
+
+    spec = context.load().spec
+    caps = [engine.max_running_requests for engine in spec.active_engines().values() if engine.role != "prefill"]
+    chosen = sorted(prompts) or [256, min(8_192, spec.engine.context_length // 2)]
+    loads = list_loads(chosen, list_levels(longest, min(caps)), answer)
+    result = _measure_running(context, loads, label="step law", rounds=rounds, scale=1.0, url=url)
+    _store(result, out)
+    for line in explain(read_laws(result)):
+        click.echo(line)
+
+
+@bench.command("compare")
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@click.option("--scenario", "scenarios", multiple=True, help="What to measure (default: single and c16).")
+@click.option(
+    "--launches", type=click.IntRange(min=2), default=4, show_default=True, help="Starts of each configuration."
+)
+@click.option("--floor", type=click.FloatRange(min=0, max=1), default=0.015, show_default=True, help="Noise floor.")
+@_ROUNDS
+@_SCALE
+@click.option("--out", type=click.Path(path_type=Path), help="Directory for both result sets and the report.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def bench_compare(  # noqa: PLR0917 - click passes every option
+    a: Path,
+    b: Path,
+    scenarios: tuple[str, ...],
+    launches: int,
+    floor: float,
+    rounds: int,
+    scale: float,
+    out: Path | None,
+    as_json: bool,  # noqa: FBT001
+) -> None:
+    """Compare A with B: two result sets (.json), or two node files (.toml) that are launched in turn.
+
+    Exit 1 when B is slower anywhere.
+    """
+    from dsv41_serving.bench.compare import compare_sets, list_obstacles, summarise  # noqa: PLC0415
+    from dsv41_serving.bench.report import describe_comparison  # noqa: PLC0415
+    from dsv41_serving.bench.result import read_result  # noqa: PLC0415
+
+    if {a.suffix, b.suffix} == {".toml"}:
+        first, second = _measure_in_turn((a, b), scenarios or ("single", "c16"), launches, rounds, scale)
+    elif {a.suffix, b.suffix} == {".json"}:
+        first, second = read_result(a), read_result(b)
+    else:
+        raise InputError(
+            "are not two of a kind",
+            where=f"{a} and {b}",
+            remedy="name two result sets (.json) or two node files (.toml)",
+        )
+    rows = compare_sets(first, second, floor=floor)
+    if as_json:
+        click.echo(json.dumps({"rows": [row.as_json() for row in rows], "obstacles": list_obstacles(first, second)}))
+    else:
+        for line in (*list_obstacles(first, second), *summarise(first, rows)):
+            click.echo(line)
+    if out is not None:
+        _store(first, out / "a.json")
+        _store(second, out / "b.json")
+        _write_pages(f"{first.label} against {second.label}", describe_comparison(first, second, floor), out)
+    if not rows:
+        raise InputError("have nothing in common", where=f"{a} and {b}", remedy="measure the same scenarios on both")
+    sys.exit(EXIT_CHECK_FAILED if any(row.judgement == "slower" for row in rows) else EXIT_OK)
+
+
+@bench.command("report")
+@click.argument("result", type=click.Path(path_type=Path))
+@_OUT
+def bench_report(result: Path, out: Path) -> None:
+    """Write a result set as one HTML page and as Markdown into a directory."""
+    from dsv41_serving.bench.report import describe_set  # noqa: PLC0415
+    from dsv41_serving.bench.result import read_result  # noqa: PLC0415
+
+    found = read_result(result)
+    _write_pages(found.label or result.stem, describe_set(found), out)
+
+
+def _measure_running(
+    context: Context, loads: Sequence[Scenario], *, label: str, rounds: int, scale: float, url: str | None
+) -> ResultSet:
+    from dsv41_serving.bench.protocol import load_words, measure_launch  # noqa: PLC0415
+
+    plan, _ = context.plan()
+    target = _find_target(plan, url)
+    launch = measure_launch(loads, target, load_words(target.tokenizer), rounds=rounds, say=_say)
+    command = " ".join(["dsv41", *sys.argv[1:]])
+    return _collect(
+        plan, target, [launch], label=label or plan.shape, scale=scale, command=command, overrides=context.overrides
+    )
+
+
+def _measure_in_turn(
+    files: tuple[Path, Path], names: Sequence[str], launches: int, rounds: int, scale: float
+) -> tuple[ResultSet, ResultSet]:
+    from dsv41_serving.bench.alternate import launch_in_turn  # noqa: PLC0415
+    from dsv41_serving.bench.protocol import load_words, measure_launch  # noqa: PLC0415
+    from dsv41_serving.bench.scenario import choose_scenarios  # noqa: PLC0415
+    from dsv41_serving.cli import Context  # noqa: PLC0415
+
+    contexts = [Context(file, None, (), Path("/")) for file in files]
+    # One context length for both sides, or the prompts would differ.
+    context_length = min(each.load().spec.engine.context_length for each in contexts)
+    loads = choose_scenarios(names, context_length, scale)
+    plans = [each.plan()[0] for each in contexts]
+    targets = [_find_target(plan, None) for plan in plans]
+
+    def measure(index: int) -> Launch:
+        target = targets[index]
+        return measure_launch(loads, target, load_words(target.tokenizer), rounds=rounds, say=_say)
+
+    kept = launch_in_turn([each.arguments() for each in contexts], launches, measure, _say)
+    command = " ".join(["dsv41", *sys.argv[1:]])
+    first, second = (
+        _collect(plans[index], targets[index], kept[index], label=files[index].stem, scale=scale, command=command)
+        for index in range(2)
+    )
+    return first, second
+
+
+def _find_target(plan: Plan, url: str | None) -> Target:
+    from dsv41_serving.bench.protocol import choose_target  # noqa: PLC0415
+    from dsv41_serving.check.access import find_access  # noqa: PLC0415
+
+    return choose_target(plan, find_access(plan, url))
+
+
+def _collect(
+    plan: Plan,
+    target: Target,
+    launches: Sequence[Launch],
+    *,
+    label: str,
+    scale: float,
+    command: str,
+    overrides: Sequence[str] = (),
+) -> ResultSet:
+    from dsv41_serving.bench.protocol import describe_deployment  # noqa: PLC0415
+    from dsv41_serving.bench.provenance import describe_run  # noqa: PLC0415
+    from dsv41_serving.bench.result import ResultSet  # noqa: PLC0415
+
+    return ResultSet(
+        label=label,
+        provenance=describe_run(command),
+        deployment=describe_deployment(plan, target, overrides, scale),
+        launches=tuple(launches),
+    )
+
+
+def _store(result: ResultSet, path: Path) -> None:
+    from dsv41_serving.bench.result import write_result  # noqa: PLC0415
+
+    write_result(result, path)
+    _say(f"wrote {path}")
+
+
+def _write_pages(title: str, blocks: Sequence[Block], directory: Path) -> None:
+    from dsv41_serving.bench.report import write_pages  # noqa: PLC0415
+
+    markdown, html = write_pages(title, blocks)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in (("report.md", markdown), ("report.html", html)):
+            (directory / name).write_text(text, encoding="utf-8")
+            _say(f"wrote {directory / name}")
+    except OSError as error:
+        raise InputError(
+            f"cannot be written ({error.strerror})", where=str(directory), remedy="choose another --out"
+        ) from None
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)

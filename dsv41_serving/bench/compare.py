@@ -1,0 +1,157 @@
+"""Is B faster than A, slower, or is there no difference that these measurements can show. Pure.
+
+A launch is the unit: rounds of one launch share memory addresses, clocks and caches, so they say nothing of how launches
+differ. Each launch gives one number, the median of its rounds; two groups of launches are compared by Student's t with
+pooled variance, two-sided at 5 %. What is smaller than the stated floor is no difference whatever the test says.
+
+With one launch on a side the rounds are the unit, and the answer holds for these two launches alone.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from dsv41_serving.bench.result import METRICS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsv41_serving.bench.result import ResultSet
+
+Judgement = Literal["faster", "slower", "no difference"]
+FLOOR = 0.015
+"""Smallest relative difference that is called one: about what a pinned GPU repeats to from launch to launch."""
+
+# Two-sided 5 % points of Student's t by degrees of freedom (Fisher and Yates); between entries the smaller one counts.
+_T = {
+    1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228,
+    12: 2.179, 15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000, 120: 1.980,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One metric of one scenario. Shares of A: +0.05 is 5 % more."""
+
+    scenario: str
+    metric: str
+    a: float
+    """Median over A's units."""
+    b: float
+    change: float
+    noise: float
+    """Half width of the 95 % interval of the change, and at least the floor: nothing smaller can be told."""
+    judgement: Judgement
+    launches: tuple[int, int]
+    within_launch: bool
+    """Whether there was one launch on a side, so that the difference between launches is not in the noise."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the row as JSON values."""
+        return {**self.__dict__, "launches": list(self.launches)}
+
+
+def compare_sets(a: ResultSet, b: ResultSet, *, floor: float = FLOOR) -> list[Difference]:
+    """Return every metric of every scenario that both sets have.
+
+    Sets whose prompts differ are not comparable: their scenarios are left out (`list_obstacles` says which).
+    """
+    rows = []
+    for scenario in a.scenarios:
+        if scenario not in b.scenarios or _prompts(a, scenario) != _prompts(b, scenario):
+            continue
+        for metric in METRICS:
+            units_a, units_b, within = _units(a, b, scenario, metric)
+            if units_a and units_b:
+                rows.append(judge(scenario, metric, units_a, units_b, within=within, floor=floor))
+    return rows
+
+
+def headline(result: ResultSet, scenario: str) -> str:
+    """Return the metric that a scenario is judged by: one request by its decode rate, several by what comes out in all."""
+    alone = all(run.at_once == 1 for run in result.runs_of(scenario))
+    return "decode_tok_s" if alone else "output_tok_s"
+
+
+def summarise(a: ResultSet, rows: Sequence[Difference]) -> list[str]:
+    """Return one sentence for each scenario, by its headline metric."""
+    lines = []
+    for row in rows:
+        if row.metric != headline(a, row.scenario):
+            continue
+        unit = "rounds of one launch" if row.within_launch else "launches"
+        told = f"noise {row.noise:.1%}, {row.launches[0]} and {row.launches[1]} {unit}"
+        if row.judgement == "no difference":
+            lines.append(f"{row.scenario}: no difference ({row.change:+.1%}, {told})")
+        else:
+            lines.append(f"{row.scenario}: B is {row.judgement} by {abs(row.change):.1%} ({told})")
+    return lines
+
+
+def list_obstacles(a: ResultSet, b: ResultSet) -> list[str]:
+    """Return why sets, or scenarios of them, are not compared; one line each."""
+    found = []
+    for scenario in dict.fromkeys((*a.scenarios, *b.scenarios)):
+        if scenario not in a.scenarios or scenario not in b.scenarios:
+            found.append(f"{scenario}: measured on one side only")
+        elif _prompts(a, scenario) != _prompts(b, scenario):
+            found.append(f"{scenario}: the prompts differ, so do the answers' lengths or the tokenizer")
+    if a.simulated != b.simulated:
+        found.append(f"acceptance is simulated differently ({a.simulated or 'real'} against {b.simulated or 'real'})")
+    return found
+
+
+def judge(
+    scenario: str, metric: str, a: Sequence[float], b: Sequence[float], *, within: bool, floor: float = FLOOR
+) -> Difference:
+    """Compare two groups of numbers, one per unit."""
+    middle_a, middle_b = statistics.fmean(a), statistics.fmean(b)
+    change = middle_b / middle_a - 1.0
+    noise = max(floor, _half_width(a, b) / middle_a)
+    judgement: Judgement = "no difference"
+    if abs(change) > noise:
+        judgement = "faster" if (change > 0) == METRICS[metric] else "slower"
+    return Difference(
+        scenario=scenario,
+        metric=metric,
+        a=statistics.median(a),
+        b=statistics.median(b),
+        change=change,
+        noise=noise,
+        judgement=judgement,
+        launches=(len(a), len(b)),
+        within_launch=within,
+    )
+
+
+def _half_width(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return half of the 95 % interval of the difference of means; infinite when there is nothing to judge spread by."""
+    freedom = len(a) + len(b) - 2
+    if freedom < 1:
+        return math.inf
+    squares = sum((value - statistics.fmean(group)) ** 2 for group in (a, b) for value in group)
+    return find_t(freedom) * math.sqrt(squares / freedom * (1 / len(a) + 1 / len(b)))
+
+
+def find_t(freedom: int) -> float:
+    """Return the two-sided 5 % point of Student's t; of a degree that is not listed, that of the next lower one."""
+    return _T[max(listed for listed in _T if listed <= freedom)]
+
+
+def _units(a: ResultSet, b: ResultSet, scenario: str, metric: str) -> tuple[list[float], list[float], bool]:
+    runs = a.runs_of(scenario), b.runs_of(scenario)
+    within = min(map(len, runs)) == 1
+    groups = []
+    for side in runs:
+        values = (
+            [round_.metrics() for run in side for round_ in run.rounds] if within else [run.metrics() for run in side]
+        )
+        groups.append([each[metric] for each in values if metric in each])
+    return groups[0], groups[1], within
+
+
+def _prompts(result: ResultSet, scenario: str) -> set[str]:
+    return {run.prompts_sha256 for run in result.runs_of(scenario)}

@@ -1,0 +1,146 @@
+"""The protocol on a running deployment: same prompts, caches cleared before every round, the first round thrown away."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from dsv41_serving.bench.generator import run_round
+from dsv41_serving.bench.result import Launch, Run
+from dsv41_serving.bench.scenario import Words, write_prompts
+from dsv41_serving.errors import GateError, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from dsv41_serving.bench.scenario import Scenario
+    from dsv41_serving.check.access import Access
+    from dsv41_serving.plan.model import Plan
+
+SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
+_FLUSH_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is measured."""
+
+    url: str
+    """Router, or one engine."""
+    model: str
+    tokenizer: str
+    """Directory of the served model."""
+    engines: tuple[str, ...]
+    """URLs whose caches are cleared."""
+    access: Access
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What the load generator finds key and certificate in."""
+        key = {"OPENAI_API_KEY": self.access.key} if self.access.key else {}
+        return {**key, **({"SSL_CERT_FILE": self.access.certificate} if self.access.certificate else {})}
+
+
+def choose_target(plan: Plan, access: Access) -> Target:
+    """Return what `plan` serves, reached by `access`: its router, or one of its engines."""
+    return Target(
+        url=access.origin,
+        model=plan.served_model_name,
+        tokenizer=plan.model.path,
+        engines=tuple(engine.url for engine in plan.engines),
+        access=access,
+    )
+
+
+def load_words(tokenizer: str | Path) -> Words:
+    """Return the words of the tokenizer in directory `tokenizer`. Raises InputError when it cannot be loaded."""
+    from transformers import AutoTokenizer  # noqa: PLC0415 - seconds, and only here
+
+    try:
+        found = AutoTokenizer.from_pretrained(str(tokenizer))
+    except (OSError, ValueError) as error:
+        line = str(error).splitlines()[0]
+        raise InputError(
+            f"no tokenizer there ({line})", where=str(tokenizer), remedy="start the deployment once"
+        ) from None
+    special = set(found.all_special_tokens)
+    tokens = [token for token in found.convert_ids_to_tokens(list(range(len(found)))) if token not in special]
+    # Byte-level vocabularies write a blank as U+0120, SentencePiece as U+2581.
+    return Words(
+        lambda text: list(found.encode(text)), (token.replace("\u0120", " ").replace("\u2581", " ") for token in tokens)
+    )
+
+
+def measure_launch(
+    scenarios: Sequence[Scenario], target: Target, words: Words, *, rounds: int, say: Callable[[str], None]
+) -> Launch:
+    """Run every scenario `rounds` times, and once before to warm up, and return what was kept.
+
+    Raises GateError when a request fails or a cache cannot be cleared.
+    """
+    started = datetime.now(tz=UTC).isoformat(timespec="seconds")
+    env = {**os.environ, **target.env}
+    runs = []
+    for scenario in scenarios:
+        prompts = write_prompts(scenario, words)
+        kept, command = [], ""
+        for number in range(rounds + 1):
+            clear_caches(target)
+            one, command = run_round(
+                scenario, prompts, url=target.url, model=target.model, tokenizer=target.tokenizer, env=env
+            )
+            shown = ", ".join(f"{name} {value:.4g}" for name, value in one.metrics().items())
+            say(f"{scenario.name} {'warm-up' if number == 0 else f'round {number} of {rounds}'}: {shown}")
+            if number:
+                kept.append(one)
+        runs.append(
+            Run(
+                scenario=scenario.name,
+                says=scenario.says,
+                at_once=scenario.at_once,
+                prompts_sha256=prompts.sha256,
+                input_tokens=prompts.tokens,
+                command=command,
+                rounds=tuple(kept),
+            )
+        )
+    return Launch(started_at=started, runs=tuple(runs))
+
+
+def clear_caches(target: Target) -> None:
+    """Forget cached prefixes on every engine. The router keeps none under the policies this project offers but cache_aware.
+
+    Raises GateError when an engine does not.
+    """
+    for url in target.engines:
+        try:
+            response = httpx.post(f"{url}/flush_cache", timeout=_FLUSH_TIMEOUT_S)
+            response.raise_for_status()
+        except httpx.HTTPError as error:
+            raise GateError(
+                f"the cache cannot be cleared ({error})", where=url, remedy="wait until nothing runs, then start again"
+            ) from None
+
+
+def describe_deployment(plan: Plan, target: Target, overrides: Sequence[str], scale: float) -> dict[str, Any]:
+    """Return what a result must say of what was measured; the hash covers every command and environment of the plan."""
+    services = [service.model_dump_json() for service in plan.services]
+    simulated = {engine.env[SIMULATED] for engine in plan.engines if engine.env.get(SIMULATED, "-1") not in {"", "-1"}}
+    return {
+        "node": plan.node,
+        "profile": plan.profile,
+        "shape": plan.shape,
+        "url": target.url,
+        "through": "router" if target.url == plan.router.url else "engine",
+        "model": plan.model.manifest,
+        "overrides": list(overrides),
+        "plan_sha256": hashlib.sha256("\n".join(services).encode()).hexdigest(),
+        "scale": scale,
+        "simulated_acceptance": ", ".join(sorted(simulated)),
+    }

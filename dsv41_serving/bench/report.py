@@ -1,0 +1,247 @@
+"""A result set, a comparison or a step law as Markdown and as one HTML page that needs nothing else. Pure.
+
+Both are made from the same blocks, so they cannot say different things.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from dsv41_serving.bench.compare import compare_sets, list_obstacles, summarise
+from dsv41_serving.bench.plot import Series, draw_chart
+from dsv41_serving.bench.result import METRICS, TITLES
+from dsv41_serving.bench.step_law import explain, read_laws
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsv41_serving.bench.compare import Difference
+    from dsv41_serving.bench.result import ResultSet
+    from dsv41_serving.bench.step_law import Law
+
+_SHARES = [number / 100 for number in range(1, 101)]
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; margin: 1rem 0; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid #8884; }
+th:first-child, td:first-child { text-align: left; }
+svg { width: 100%; max-width: 44rem; height: auto; display: block; margin: 1rem 0; }
+code { background: #8882; padding: .1rem .3rem; border-radius: .2rem; overflow-wrap: anywhere; }
+.note { border-left: .25rem solid #c77d0a; padding-left: .8rem; }
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One part of a page: a heading, a paragraph, a note, a table or a chart."""
+
+    kind: str
+    text: str = ""
+    rows: tuple[tuple[str, ...], ...] = ()
+
+
+def write_pages(title: str, blocks: Sequence[Block]) -> tuple[str, str]:
+    """Return (Markdown, HTML) of a page."""
+    return _write_markdown(title, blocks), _write_html(title, blocks)
+
+
+def describe_set(result: ResultSet) -> list[Block]:
+    """Return the blocks of one result set: what was measured, tables, distributions, the step law when there is one."""
+    blocks = [Block("text", _say_where(result))]
+    if result.simulated:
+        blocks.append(
+            Block(
+                "note",
+                f"Acceptance was simulated ({result.simulated} tokens a step): speed only, the text means nothing.",
+            )
+        )
+    ordinary = [name for name in result.scenarios if not name.startswith("step-")]
+    if ordinary:
+        blocks += [Block("heading", "Medians"), Block("table", rows=_tabulate_medians(result, ordinary))]
+        blocks += [Block("heading", "Distributions"), *(_draw_distribution(result, name) for name in ordinary)]
+    if laws := read_laws(result):
+        blocks += [Block("heading", "Step law"), _draw_laws(laws), *(Block("text", line) for line in explain(laws))]
+    blocks += [Block("heading", "How it was measured"), Block("table", rows=_tabulate_provenance(result))]
+    return blocks
+
+
+def describe_comparison(a: ResultSet, b: ResultSet, floor: float) -> list[Block]:
+    """Return the blocks of a comparison: verdicts, every metric, both distributions, both origins."""
+    rows = compare_sets(a, b, floor=floor)
+    blocks = [Block("text", f"A: {a.label}. {_say_where(a)}"), Block("text", f"B: {b.label}. {_say_where(b)}")]
+    blocks += [Block("note", line) for line in list_obstacles(a, b)]
+    blocks += [Block("heading", "Verdict"), *(Block("text", line) for line in summarise(a, rows))]
+    blocks.append(
+        Block(
+            "text",
+            "Launches are compared by Student's t at 5 %: by chance alone one judgement in twenty of identical "
+            f"configurations calls a difference. Nothing below the floor of {floor:.1%} is called one.",
+        )
+    )
+    blocks += [Block("heading", "Every metric"), Block("table", rows=_tabulate_differences(rows))]
+    blocks.append(Block("heading", "Distributions"))
+    blocks += [_draw_both(a, b, name) for name in a.scenarios if name in b.scenarios]
+    for label, result in (("A", a), ("B", b)):
+        blocks += [Block("heading", f"How {label} was measured"), Block("table", rows=_tabulate_provenance(result))]
+    return blocks
+
+
+def _say_where(result: ResultSet) -> str:
+    made, deployed = result.provenance, result.deployment
+    machine, versions = made.get("machine", {}), made.get("versions", {})
+    gpus = made.get("gpus") or "no GPU"
+    return (
+        f"{deployed.get('profile')} / {deployed.get('shape')}, through the {deployed.get('through')}; "
+        f"{machine.get('cpu')}, {gpus}; SGLang {versions.get('sglang')}, NIXL {versions.get('nixl')}; {made.get('date')}; "
+        f"{len(result.launches)} launches."
+    )
+
+
+def _tabulate_medians(result: ResultSet, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    head = ("scenario", "requests", "rounds", *(TITLES[metric] for metric in METRICS))
+    rows = [head]
+    for name in names:
+        runs = result.runs_of(name)
+        cells = []
+        for metric in METRICS:
+            values = [run.metrics()[metric] for run in runs if metric in run.metrics()]
+            cells.append(_say_value(statistics.median(values)) if values else "-")
+        rounds = sum(len(run.rounds) for run in runs)
+        requests = len(runs[0].rounds[0].answers)
+        rows.append((f"{name}: {runs[0].says}", f"{requests} ({runs[0].at_once} at once)", str(rounds), *cells))
+    return tuple(rows)
+
+
+def _tabulate_differences(rows: Sequence[Difference]) -> tuple[tuple[str, ...], ...]:
+    head = ("scenario", "metric", "A", "B", "change", "noise", "verdict")
+    return (
+        head,
+        *(
+            (
+                row.scenario,
+                TITLES[row.metric],
+                _say_value(row.a),
+                _say_value(row.b),
+                f"{row.change:+.1%}",
+                f"{row.noise:.1%}",
+                row.judgement,
+            )
+            for row in rows
+        ),
+    )
+
+
+def _tabulate_provenance(result: ResultSet) -> tuple[tuple[str, ...], ...]:
+    made = result.provenance
+    rows: list[tuple[str, Any]] = [
+        ("command", made.get("command")),
+        ("commit", made.get("commit")),
+        ("versions", ", ".join(f"{name} {version}" for name, version in made.get("versions", {}).items())),
+        ("machine", ", ".join(f"{name} {value}" for name, value in made.get("machine", {}).items())),
+        ("GPUs", made.get("gpus") or "none"),
+        ("plan", str(result.deployment.get("plan_sha256"))[:16]),
+        ("overrides", ", ".join(result.deployment.get("overrides", [])) or "none"),
+        ("lengths", f"x {result.deployment.get('scale')}"),
+    ]
+    for run in result.launches[0].runs if result.launches else ():
+        rows.append((f"{run.scenario}: prompts", f"{run.input_tokens} tokens, sha256 {run.prompts_sha256[:16]}"))
+        rows.append((f"{run.scenario}: generator", run.command))
+    return (("what", "value"), *((name, f"`{value}`") for name, value in rows))
+
+
+def _draw_distribution(result: ResultSet, name: str) -> Block:
+    return _draw_gaps(f"{name}: time between tokens", [(result.label, result)], name)
+
+
+def _draw_both(a: ResultSet, b: ResultSet, name: str) -> Block:
+    return _draw_gaps(f"{name}: time between tokens", [(f"A: {a.label}", a), (f"B: {b.label}", b)], name)
+
+
+def _draw_gaps(title: str, sides: Sequence[tuple[str, ResultSet]], name: str) -> Block:
+    """Draw the share of gaps that are at most so long, for each side."""
+    series = []
+    for label, result in sides:
+        gaps = sorted(
+            gap * 1e3 for run in result.runs_of(name) for one in run.rounds for request in one.itl_s for gap in request
+        )
+        if gaps:
+            points = tuple((gaps[min(len(gaps) - 1, int(share * len(gaps)))], share * 100) for share in _SHARES[:-1])
+            series.append(Series(label, points))
+    return Block("chart", draw_chart(title, "ms", "% of gaps", series))
+
+
+def _draw_laws(laws: Sequence[Law]) -> Block:
+    series = []
+    for law in laws:
+        last = law.points[-1].requests
+        series.append(
+            Series(
+                f"after {law.prompt} tokens: {law.a_s * 1e3:.2f} ms + {law.b_s * 1e3:.3f} ms x requests",
+                ((0.0, law.a_s * 1e3), (float(last), law.at(last) * 1e3)),
+            )
+        )
+    dots = [
+        Series(
+            f"measured after {law.prompt} tokens",
+            tuple((float(point.requests), point.step_s * 1e3) for point in law.points),
+            line=False,
+            dots=True,
+        )
+        for law in laws
+    ]
+    return Block("chart", draw_chart("Time of a decode step", "requests at once", "ms", [*series, *dots]))
+
+
+def _write_markdown(title: str, blocks: Sequence[Block]) -> str:
+    parts = [f"# {title}"]
+    for block in blocks:
+        if block.kind == "heading":
+            parts.append(f"## {block.text}")
+        elif block.kind == "note":
+            parts.append(f"> {block.text}")
+        elif block.kind == "table":
+            head, *rows = (tuple(cell.replace("|", "\\|") for cell in row) for row in block.rows)
+            lines = [f"| {' | '.join(head)} |", f"|{'|'.join(['---'] * len(head))}|"]
+            parts.append("\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]))
+        elif block.kind == "text":
+            parts.append(block.text)
+    return "\n\n".join(parts) + "\n"
+
+
+def _write_html(title: str, blocks: Sequence[Block]) -> str:
+    parts = [f"<h1>{escape(title)}</h1>"]
+    for block in blocks:
+        if block.kind == "heading":
+            parts.append(f"<h2>{escape(block.text)}</h2>")
+        elif block.kind == "note":
+            parts.append(f'<p class="note">{_inline(block.text)}</p>')
+        elif block.kind == "table":
+            head, *rows = block.rows
+            cells = "".join(f"<th>{_inline(cell)}</th>" for cell in head)
+            body = "".join(f"<tr>{''.join(f'<td>{_inline(cell)}</td>' for cell in row)}</tr>" for row in rows)
+            parts.append(f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>")
+        elif block.kind == "chart":
+            parts.append(block.text)
+        else:
+            parts.append(f"<p>{_inline(block.text)}</p>")
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>\n<body>\n'
+        + "\n".join(parts)
+        + "\n</body></html>\n"
+    )
+
+
+def _inline(text: str) -> str:
+    """Escape text; a whole text between back quotes is code."""
+    if len(text) > 1 and text.startswith("`") and text.endswith("`"):
+        return f"<code>{escape(text[1:-1])}</code>"
+    return escape(text)
+
+
+def _say_value(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"  # noqa: PLR2004 - four digits either way

@@ -1,0 +1,198 @@
+"""A comparison that can be believed: identical is no difference, five per cent slower is found, noise is said."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from dsv41_serving.bench.alternate import launch_in_turn, order_launches
+from dsv41_serving.bench.compare import compare_sets, find_t, headline, judge, list_obstacles, summarise
+from dsv41_serving.bench.result import write_result
+from dsv41_serving.cli import cli
+from dsv41_serving.errors import GateError
+from tests.unit.bench.sets import make_round, make_run, make_set
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from dsv41_serving.bench.compare import Difference
+    from dsv41_serving.bench.result import Launch, ResultSet
+
+STEP_S = 0.010
+TRIALS = 400
+# What `bench compare` does unless told otherwise.
+LAUNCHES, ROUNDS = 4, 5
+
+
+def measure(chance: random.Random, slower: float, within: float, between: float) -> ResultSet:
+    """Simulate a result set: every launch is off by `between`, every round of it by `within` (standard deviations)."""
+    launches = []
+    for _ in range(LAUNCHES):
+        launch = 1 + chance.gauss(0, between)
+        steps = [STEP_S * (1 + slower) * launch * (1 + chance.gauss(0, within)) for _ in range(ROUNDS)]
+        launches.append([make_run(rounds=[make_round(step) for step in steps])])
+    return make_set(*launches)
+
+
+def decide(chance: random.Random, slower: float, noise: tuple[float, float]) -> Difference:
+    a, b = measure(chance, 0.0, *noise), measure(chance, slower, *noise)
+    return next(row for row in compare_sets(a, b) if row.metric == headline(a, "single"))
+
+
+@pytest.mark.parametrize("noise", [(0.01, 0.003), (0.02, 0.005), (0.02, 0.01)])
+def test_identical_configurations_are_no_difference_in_19_of_20(noise: tuple[float, float]) -> None:
+    """Whatever the noise, rounds off by up to 2 % and launches by up to 1 %."""
+    chance = random.Random(1)  # noqa: S311 - a simulation that repeats
+    right = sum(decide(chance, 0.0, noise).judgement == "no difference" for _ in range(TRIALS))
+    assert right >= TRIALS * 19 / 20
+
+
+@pytest.mark.parametrize("noise", [(0.01, 0.003), (0.02, 0.005), (0.02, 0.01)])
+def test_a_planted_slow_down_of_5_per_cent_is_found_in_19_of_20(noise: tuple[float, float]) -> None:
+    chance = random.Random(2)  # noqa: S311 - a simulation that repeats
+    found = sum(decide(chance, 0.05, noise).judgement == "slower" for _ in range(TRIALS))
+    assert found >= TRIALS * 19 / 20
+
+
+def test_a_speed_up_is_found_as_one() -> None:
+    chance = random.Random(3)  # noqa: S311 - a simulation that repeats
+    assert decide(chance, -0.05, (0.01, 0.003)).judgement == "faster"
+
+
+def test_more_time_is_slower_and_more_tokens_are_faster() -> None:
+    slow = judge("s", "ttft_ms", (10.0, 10.1, 10.0), (12.0, 12.1, 12.0), within=False)
+    fast = judge("s", "decode_tok_s", (10.0, 10.1, 10.0), (12.0, 12.1, 12.0), within=False)
+    assert (slow.judgement, fast.judgement) == ("slower", "faster")
+
+
+def test_the_floor_stands_whatever_the_test_says() -> None:
+    """Perfectly repeatable numbers that differ by one per cent."""
+    row = judge("s", "itl_ms", (10.0, 10.0), (10.1, 10.1), within=False)
+    assert (row.judgement, row.noise, row.change) == ("no difference", 0.015, pytest.approx(0.01))
+    assert judge("s", "itl_ms", (10.0, 10.0), (10.1, 10.1), within=False, floor=0.005).judgement == "slower"
+
+
+def test_numbers_that_scatter_say_how_much() -> None:
+    """Ten per cent cannot be told where launches differ by as much."""
+    row = judge("s", "itl_ms", (9.0, 10.0, 11.0), (10.0, 11.0, 12.0), within=False)
+    spread = find_t(4) * (statistics.variance((9.0, 10.0, 11.0)) * 2 / 3) ** 0.5
+    assert row.judgement == "no difference"
+    assert row.noise == pytest.approx(spread / 10.0)
+
+
+def test_one_number_on_each_side_tells_nothing() -> None:
+    row = judge("s", "itl_ms", (10.0,), (99.0,), within=False)
+    assert row.judgement == "no difference"
+    assert row.noise == float("inf")
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 30, 60, 120])
+def test_quantiles_are_students(freedom: int) -> None:
+    stats = pytest.importorskip("scipy.stats", reason="scipy is not installed: make env")
+    assert find_t(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=5e-4)
+
+
+def test_between_listed_degrees_the_wider_interval_counts() -> None:
+    assert find_t(11) == find_t(10)
+    assert find_t(1000) == find_t(120)
+
+
+def test_one_launch_is_judged_by_its_rounds_and_says_so() -> None:
+    """It holds for these two launches, not for the configurations."""
+    rounds = [make_round(STEP_S * factor) for factor in (1.0, 1.001, 0.999)]
+    slow = [make_round(STEP_S * 1.1 * factor) for factor in (1.0, 1.001, 0.999)]
+    a, b = make_set([make_run(rounds=rounds)]), make_set([make_run(rounds=slow)])
+    row = next(each for each in compare_sets(a, b) if each.metric == "itl_ms")
+    assert (row.judgement, row.within_launch, row.launches) == ("slower", True, (3, 3))
+    assert "rounds of one launch" in summarise(a, compare_sets(a, b))[0]
+
+
+def test_several_requests_are_judged_by_what_comes_out_in_all() -> None:
+    assert headline(make_set([make_run(at_once=16)]), "single") == "output_tok_s"
+    assert headline(make_set([make_run(at_once=1)]), "single") == "decode_tok_s"
+
+
+def test_other_prompts_are_not_compared() -> None:
+    a = make_set([make_run(), make_run("c1")])
+    b = make_set([make_run(prompts_sha256="00" * 32), make_run("c16")], simulated_acceptance="5.5")
+    assert compare_sets(a, b) == []
+    assert list_obstacles(a, b) == [
+        "single: the prompts differ, so do the answers' lengths or the tokenizer",
+        "c1: measured on one side only",
+        "c16: measured on one side only",
+        "acceptance is simulated differently (real against 5.5)",
+    ]
+
+
+# --- launching in turn ----------------------------------------------------------------------------------------------
+
+
+def test_every_round_runs_in_the_other_direction() -> None:
+    """A machine that warms up or slows down favours neither."""
+    assert order_launches(2, 4) == [0, 1, 1, 0, 0, 1, 1, 0]
+
+
+def test_what_was_started_is_stopped_even_when_the_measurement_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, str]] = []
+
+    def call(options: Sequence[str], verb: Sequence[str], _timeout_s: float) -> None:
+        calls.append((options[0], verb[0]))
+
+    def fail(index: int) -> Launch:
+        raise GateError(f"configuration {index} does not answer")
+
+    monkeypatch.setattr("dsv41_serving.bench.alternate._call", call)
+    with pytest.raises(GateError, match="configuration 0 does not answer"):
+        launch_in_turn([["a"], ["b"]], 2, fail, lambda _: None)
+    assert calls == [("a", "up"), ("a", "down")]
+
+
+def test_launches_come_back_by_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsv41_serving.bench.alternate._call", lambda *_: None)
+    launch = make_set([make_run()]).launches[0]
+    counted = iter(range(4))
+    kept = launch_in_turn(
+        [["a"], ["b"]],
+        2,
+        lambda index: launch.model_copy(update={"started_at": f"{index}/{next(counted)}"}),
+        lambda _: None,
+    )
+    assert [[each.started_at for each in group] for group in kept] == [["0/0", "0/3"], ["1/1", "1/2"]]
+
+
+# --- the verb -------------------------------------------------------------------------------------------------------
+
+
+def store(directory: Path, name: str, step_s: float) -> str:
+    launches = [[make_run(rounds=[make_round(step_s * factor) for factor in (1.0, 1.002, 0.998)])] for _ in range(3)]
+    path = directory / f"{name}.json"
+    write_result(make_set(*launches, label=name), path)
+    return str(path)
+
+
+def test_two_result_sets_are_compared_and_a_slower_one_is_a_failure(tmp_path: Path) -> None:
+    fast, slow = store(tmp_path, "fast", 0.01), store(tmp_path, "slow", 0.012)
+    done = CliRunner().invoke(cli, ["bench", "compare", fast, slow, "--out", str(tmp_path / "out")])
+    assert done.exit_code == 1
+    assert "single: B is slower by 16.7%" in done.output
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"a.json", "b.json", "report.html", "report.md"}
+    back = CliRunner().invoke(cli, ["bench", "compare", slow, fast])
+    assert (back.exit_code, "B is faster" in back.output) == (0, True)
+
+
+def test_the_same_set_twice_is_no_difference(tmp_path: Path) -> None:
+    one = store(tmp_path, "one", 0.01)
+    done = CliRunner().invoke(cli, ["bench", "compare", one, one, "--json"])
+    assert done.exit_code == 0
+    assert {row["judgement"] for row in json.loads(done.output)["rows"]} == {"no difference"}
+
+
+def test_a_result_set_and_a_node_file_are_not_two_of_a_kind(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["bench", "compare", store(tmp_path, "one", 0.01), str(tmp_path / "node.toml")])
+    assert "are not two of a kind" in str(done.exception)
