@@ -135,6 +135,7 @@ def cli(  # noqa: PLR0917 - click passes every option
 
 cli.add_command(release)
 cli.add_command(bundle)
+cli.add_command(bench)
 for watcher in (exporter, canary, explain, top, metrics, dashboards):
     cli.add_command(watcher)
 
@@ -596,9 +597,6 @@ def contract_watch(  # noqa: PLR0917 - click passes every option
         )
     )
     sys.exit(EXIT_OK if last.kept else EXIT_CHECK_FAILED)
-
-
-cli.add_command(bench)
 
 
 def main() -> NoReturn:
