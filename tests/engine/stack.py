@@ -48,10 +48,14 @@ class StackUnderTest:
     overrides: list[str] = field(default_factory=list)
 
     @property
+    def settings(self) -> list[str]:
+        """What differs from the embedded profile, as KEY=VALUE."""
+        ports = [f"{key}={value}" for key, value in PORTS.items()]
+        return [*ports, f'node.state_dir="{self.state_dir}"', *self.overrides]
+
+    @property
     def command(self) -> list[str]:
-        settings = [f"{key}={value}" for key, value in PORTS.items()]
-        settings += [f'node.state_dir="{self.state_dir}"', *self.overrides]
-        options = [part for setting in settings for part in ("--set", setting)]
+        options = [part for setting in self.settings for part in ("--set", setting)]
         return [sys.executable, "-m", "dsv41_serving", "--profile", "embedded", *options]
 
     def run(self, *verb: str, timeout: float = START_TIMEOUT_S) -> subprocess.CompletedProcess[str]:

@@ -13,6 +13,9 @@ import httpx
 
 from dsv41_serving.bench.mixed_load import run_mixed_load
 from dsv41_serving.facts import find_listener
+from dsv41_serving.plan import Plan
+from dsv41_serving.plan.monitoring import monitoring_files
+from dsv41_serving.spec import load_spec
 from tests.engine.stack import MODEL, PORTS, StackUnderTest, wait_until
 
 SCRAPE_S = 1
@@ -26,7 +29,7 @@ def free_port(start: int) -> int:
 
 @dataclass
 class ObservedStack:
-    """A stack of its own, watched. `root` receives the rendered files, as an installation's / would."""
+    """A stack of its own, watched. `root` receives the configuration, as an installation's / would."""
 
     directory: Path
     overrides: tuple[str, ...] = ()
@@ -59,10 +62,9 @@ class ObservedStack:
         return f"http://{self.address('prometheus')}"
 
     def up(self) -> None:
-        """Start the stack, render its files, start what they describe, and wait until every target is scraped."""
+        """Start the stack, write its configuration, start what it describes, and wait until every target is scraped."""
         self.stack.up()
-        rendered = self.stack.run("render", "--root", str(self.root))
-        assert rendered.returncode == 0, rendered.stdout + rendered.stderr
+        self.write_configuration()
         self.spawn("exporter", *self.stack.command, "exporter")
         self.spawn("node-exporter", "prometheus-node-exporter", f"--web.listen-address={self.address('node_exporter')}")
         self.spawn(
@@ -74,6 +76,15 @@ class ObservedStack:
             "--cluster.listen-address=",
         )
         self.start_prometheus()
+
+    def write_configuration(self) -> None:
+        """Write what the plan renders for Prometheus and Alertmanager; its units are of no use here."""
+        spec = load_spec(profile="embedded", overrides=tuple(self.stack.settings)).spec
+        plan = Plan.model_validate_json(self.stack.run("plan", "--json").stdout)
+        for file in monitoring_files(spec.monitoring, plan):
+            path = self.root / file.path.removeprefix("/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(file.text, encoding="utf-8")
 
     def address(self, what: str) -> str:
         """Return host and port of `prometheus`, `alertmanager` or `node_exporter`."""
