@@ -25,6 +25,7 @@ from dsv41_serving.plan.files import node_file_text
 from dsv41_serving.plan.install import diff_files, read_plan, refuse_home, write_files
 from dsv41_serving.plan.table import command_text, describe_plan
 from dsv41_serving.release.commands import bundle, release
+from dsv41_serving.release.directory import running_release
 from dsv41_serving.spec import LoadedSpec, explain_key, json_schema, leaves, load_spec, profile_names
 
 if TYPE_CHECKING:
@@ -622,7 +623,9 @@ def main() -> NoReturn:
 
 
 def _installation(python: str | None, release_name: str | None) -> Installation:
-    return Installation(python=python or sys.executable, release=release_name or version("dsv41-serving"))
+    return Installation(
+        python=python or sys.executable, release=release_name or running_release() or version("dsv41-serving")
+    )
 
 
 def _find_service(made: Plan, role: str) -> Service:

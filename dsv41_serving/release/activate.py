@@ -50,6 +50,7 @@ def activate(releases: Releases, name: str, root: Path, *, dry_run: bool) -> Act
     With `dry_run` nothing is written. To be run by the release's own interpreter: each release renders its own units.
     """
     plan = _plan(releases, name)
+    refuse_home(plan)
     before = releases.current
     files, diff = [str(path) for path in differing(plan, root)], diff_files(plan, root)
     removed: list[str] = []

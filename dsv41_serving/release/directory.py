@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,12 @@ from pathlib import Path
 from dsv41_serving.errors import InputError
 
 KEEP = 3
+
+
+def running_release() -> str | None:
+    """Return the name of the installed release that this interpreter belongs to; None in a checkout."""
+    home = Path(sys.prefix).resolve().parent
+    return home.name if (home / ".complete").exists() and home.parent.name == "releases" else None
 
 
 @dataclass(frozen=True)

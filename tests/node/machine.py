@@ -21,7 +21,7 @@ SUITE = "bookworm"
 # What a freshly installed server has: an init, ssh, Python for Ansible.
 BASE = "systemd,systemd-sysv,dbus,python3,python3-apt,iproute2,procps,ca-certificates,openssh-server,curl,sudo,libpam-systemd"
 # Fetched into the package cache of the template, not installed: machines have no network to fetch them from.
-FETCHED = ("prometheus", "prometheus-node-exporter", "numactl")
+FETCHED = ("prometheus", "prometheus-alertmanager", "prometheus-node-exporter")
 _TEMPLATE_VERSION = 1
 _REBOOT = 133  # status of nspawn when the machine asks for a reboot and nobody on the host can start it again
 _BOOT_S = 60.0

@@ -1,0 +1,84 @@
+"""From a bare machine to a serving one, what a second run does, and what happens to a node that drifted."""
+
+from __future__ import annotations
+
+from tests.node.conftest import Operator, ask
+from tests.node.machine import Machine
+
+OURS = "find /etc/dsv41 /etc/systemd/system/dsv41* /usr/local/bin/dsv41 /opt/dsv41/releases /var/lib/dsv41 2>/dev/null"
+
+
+def test_check_mode_on_a_bare_node_says_what_it_would_do_and_does_nothing(operator: Operator) -> None:
+    play = operator.must_play("deploy", "--check", "--diff")
+    assert play.changed > 5
+    assert "not installed yet, so the files it renders cannot be shown" in play.output
+    assert "+vm.max_map_count = 1048576" in play.output
+    assert operator.node.run(OURS, check=False).stdout == ""
+
+
+def test_a_wrong_key_is_refused_before_the_node_is_touched(operator: Operator) -> None:
+    operator.write_inventory(router={"prot": 30002})
+    play = operator.play("deploy")
+    operator.write_inventory()
+    assert play.code != 0
+    assert "prot" in play.output
+    assert operator.node.run(OURS, check=False).stdout == ""
+
+
+def test_a_bare_machine_becomes_a_serving_node(operator: Operator) -> None:
+    operator.must_play("deploy")
+    node = operator.node
+    assert (
+        node.run("systemctl is-active dsv41.target dsv41-prefill dsv41-decode dsv41-router").stdout.split()
+        == ["active"] * 4
+    )
+    assert node.run("id -un $(stat -c %u /proc/$(systemctl show -P MainPID dsv41-decode))").stdout.strip() == "dsv41"
+    assert ask(node)["choices"][0]["finish_reason"] == "stop"
+    assert failing_targets(node) == set()
+
+
+def test_a_second_run_changes_nothing(operator: Operator) -> None:
+    before = main_pids(operator.node)
+    assert operator.must_play("deploy").changed == 0
+    assert main_pids(operator.node) == before
+    operator.must_play("check")
+
+
+def test_drift_is_shown_then_repaired(operator: Operator) -> None:
+    node = operator.node
+    node.run("sed -i 's/^OOMScoreAdjust=-500/OOMScoreAdjust=0/' /etc/systemd/system/dsv41-decode.service")
+    node.run("rm /etc/dsv41/prometheus/rules/serving.yml; echo vm.swappiness=60 > /etc/sysctl.d/90-dsv41.conf")
+    assert operator.play("check").code != 0
+    play = operator.must_play("deploy", "--check", "--diff")
+    assert {"-OOMScoreAdjust=0", "+OOMScoreAdjust=-500", "-vm.swappiness=60"} <= set(play.output.splitlines())
+    assert node.run("grep OOMScore /etc/systemd/system/dsv41-decode.service").stdout == "OOMScoreAdjust=0\n"
+    operator.must_play("deploy")
+    assert node.run("cat /proc/$(systemctl show -P MainPID dsv41-decode)/oom_score_adj").stdout == "-500\n"
+    operator.must_play("check")
+    assert operator.must_play("deploy", "--check").changed == 0
+
+
+def test_it_comes_back_after_a_reboot(operator: Operator) -> None:
+    before = main_pids(operator.node)
+    operator.node.reboot()
+    operator.node.run("systemctl start dsv41.target && dsv41 gate")
+    assert main_pids(operator.node) != before
+    assert ask(operator.node)["choices"][0]["finish_reason"] == "stop"
+
+
+def main_pids(machine: Machine) -> list[str]:
+    return machine.run("systemctl show -P MainPID dsv41-prefill dsv41-decode dsv41-router").stdout.split()
+
+
+def failing_targets(machine: Machine) -> set[str]:
+    """Return the scrape jobs that Prometheus could not read, once it has tried each."""
+    program = (
+        "import json, time, urllib.request\n"
+        "for _ in range(60):\n"
+        "    page = json.load(urllib.request.urlopen('http://127.0.0.1:9090/api/v1/targets'))\n"
+        "    found = {t['labels']['job']: t['health'] for t in page['data']['activeTargets']}\n"
+        "    if 'unknown' not in found.values() and found: break\n"
+        "    time.sleep(0.5)\n"
+        "print(*[job for job, health in found.items() if health != 'up'])\n"
+    )
+    return set(machine.run(f'python3 -c "{program}"').stdout.split())
