@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 ENV    := $(VENV)/.synced
 DSV41  := $(BIN)/dsv41 --profile embedded
 
-.PHONY: help env up down status test test-unit test-kernels test-engine test-monitoring pictures test-gpu lint format lock measure clean
+.PHONY: help env up down status test test-unit test-kernels test-engine test-monitoring test-node pictures test-gpu lint format lock measure clean
 
 help:
 	@echo "make up      start the embedded stack and return when its gate has passed"
@@ -46,7 +46,7 @@ format: $(ENV)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-test: lint test-unit test-kernels test-engine test-monitoring
+test: lint test-unit test-kernels test-engine test-monitoring test-node
 
 test-unit: $(ENV)
 	$(BIN)/pytest tests/unit
@@ -63,6 +63,10 @@ test-monitoring: $(ENV)
 
 pictures: $(ENV)
 	BOARD_PICTURES=monitoring/screenshots $(BIN)/pytest tests/monitoring/test_pictures.py
+
+# Boots Debian machines; skips, and says why, where it may not.
+test-node: $(ENV)
+	$(BIN)/pytest tests/node
 
 test-gpu: $(ENV)
 	$(BIN)/pytest tests/gpu

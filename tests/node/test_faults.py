@@ -1,0 +1,139 @@
+"""What clients see when something dies, and what the node does about it. On the node that test_deploy.py left serving."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.node.conftest import Operator, ask
+from tests.node.machine import Machine
+
+CLIENTS = 3
+LOAD = Path(__file__).with_name("load.py").read_text(encoding="utf-8")
+RECOVERY_S = 300.0
+
+
+@contextmanager
+def load_on(machine: Machine) -> Iterator[list[dict[str, Any]]]:
+    """Keep CLIENTS conversations going while the block runs; the list holds what became of each afterwards."""
+    (machine.root / "root/load.py").write_text(LOAD, encoding="utf-8")
+    machine.run("rm -f /root/stop")
+    command = [
+        "ssh",
+        "-F",
+        machine.network.ssh_config,
+        machine.name,
+        f"python3 /root/load.py 30001 /root/stop {CLIENTS}",
+    ]
+    results: list[dict[str, Any]] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as load:
+        try:
+            time.sleep(3)  # conversations are under way
+            yield results
+        finally:
+            machine.run("touch /root/stop")
+            results += json.loads(load.communicate()[0])
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Return as soon as `condition` holds."""
+    deadline = time.monotonic() + RECOVERY_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen within {RECOVERY_S:.0f} s"
+        time.sleep(0.5)
+
+
+def serves(machine: Machine) -> bool:
+    """Return whether every service is up and a conversation works."""
+    return (
+        machine.run("systemctl is-active dsv41-prefill dsv41-decode dsv41-router && dsv41 gate", check=False).returncode
+        == 0
+    )
+
+
+@pytest.mark.parametrize("service", ["router", "decode", "prefill"])
+def test_a_killed_service_comes_back_and_only_requests_of_that_time_fail(
+    operator: Operator, service: str, record_property: Callable[[str, object], None]
+) -> None:
+    node = operator.node
+    with load_on(node) as results:
+        killed = time.monotonic()
+        before = node.run(f"systemctl show -P MainPID dsv41-{service}").stdout
+        node.run(f"systemctl kill --signal=KILL --kill-whom=main dsv41-{service}")
+        wait_until(
+            lambda: node.run(f"systemctl show -P MainPID dsv41-{service}").stdout not in {before, "0\n"}, "a restart"
+        )
+        wait_until(lambda: serves(node), "serving again")
+        recovered = time.monotonic() - killed
+        time.sleep(5)
+    record_property("seconds_to_serving", round(recovered, 1))
+    record_property("outcomes", dict(Counter(result["outcome"] for result in results)))
+    # What a client gets is an answer or an error, never an empty answer that looks like one.
+    assert "empty answer" not in {result["outcome"] for result in results}
+    last = max(result["started"] + result["seconds"] for result in results)
+    late = [result["outcome"] for result in results if result["started"] > last - 4]
+    assert set(late) == {"ok"}, "requests fail although the node serves again"
+    assert results[0]["outcome"] == "ok", "the load did not run before the kill"
+
+
+def test_a_service_that_cannot_start_is_given_up_and_deploy_mends_it(operator: Operator) -> None:
+    node = operator.node
+    node.run("mv /etc/dsv41/plan.json /root/plan.json; systemctl kill --signal=KILL --kill-whom=main dsv41-router")
+    wait_until(
+        lambda: node.run("systemctl show -P ActiveState dsv41-router").stdout == "failed\n", "the end of the restarts"
+    )
+    assert node.run("systemctl show -P Result dsv41-router").stdout in {"exit-code\n", "start-limit-hit\n"}
+    assert "Start request repeated too quickly" in node.run("journalctl -u dsv41-router --no-pager").stdout
+    assert "plan.json" in node.run("journalctl -t dsv41-router --no-pager -n 50").stdout
+    operator.must_play("deploy")
+    assert serves(node)
+
+
+def test_a_stop_under_load_finishes_what_runs_and_leaves_nothing(operator: Operator) -> None:
+    node = operator.node
+    with load_on(node) as results:
+        operator.must_play("stop")
+    assert {result["outcome"] for result in results} <= {
+        "ok",
+        "HTTP 503",
+        "URLError",
+        "ConnectionRefusedError",
+        "HTTP 429",
+    }
+    assert results[0]["outcome"] == "ok"
+    assert node.run("pgrep -u dsv41 -f 'sglang|launch_router'", check=False).stdout == ""
+    assert node.run("ss -Hltn 'sport = :30001 or sport = :30100 or sport = :30200'").stdout == ""
+    assert node.run("ls /dev/shm").stdout == ""
+    stopped = node.run(
+        "journalctl -b -o cat --no-pager -u dsv41-prefill -u dsv41-decode -u dsv41-router"
+    ).stdout.splitlines()
+    order = [
+        line.split(".service")[0].removeprefix("Stopped dsv41-")
+        for line in stopped
+        if line.startswith("Stopped dsv41-")
+    ]
+    assert order[-3:] == ["router", "prefill", "decode"]
+
+
+def test_a_full_disk_is_one_line_and_no_damage(operator: Operator) -> None:
+    node = operator.node
+    node.run("mount -t tmpfs -o size=64k,uid=$(id -u dsv41),gid=$(id -g dsv41),mode=0755 full /var/lib/dsv41")
+    node.run("head -c 100000 /dev/zero > /var/lib/dsv41/ballast", check=False)
+    try:
+        assert node.run("systemctl start dsv41-prefill", check=False).returncode != 0
+        journal = node.run("journalctl -t dsv41-prefill -n 20 -o cat --no-pager").stdout
+        assert "No space left on device" in journal
+        assert "Traceback" not in journal
+    finally:
+        node.run("systemctl stop dsv41-prefill dsv41-decode; umount /var/lib/dsv41; systemctl reset-failed 'dsv41*'")
+    node.run("systemctl start dsv41.target")
+    assert serves(node)
+    assert ask(node)["choices"][0]["finish_reason"] == "stop"

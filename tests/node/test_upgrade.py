@@ -1,0 +1,55 @@
+"""Another release: one that serves, the way back, and one that does not serve."""
+
+from __future__ import annotations
+
+import json
+
+from tests.node.conftest import Operator, ask
+from tests.node.machine import Machine
+
+ALIAS = {"contract": {"aliases": ["house-model"]}}
+
+
+def releases(machine: Machine) -> list[dict[str, str]]:
+    return json.loads(machine.run("dsv41 release list --json").stdout)
+
+
+def model_ids(machine: Machine) -> set[str]:
+    page = json.loads(machine.run("curl -sS http://127.0.0.1:30001/v1/models").stdout)
+    return {model["id"] for model in page["data"]}
+
+
+def test_a_changed_inventory_becomes_the_next_release_and_rollback_undoes_it(operator: Operator) -> None:
+    node = operator.node
+    (first,) = [release["name"] for release in releases(node) if release["current"]]
+    operator.write_inventory(**ALIAS)
+    operator.must_play("reconfigure")
+    (second,) = [release["name"] for release in releases(node) if release["current"]]
+    assert second != first
+    assert node.run("grep aliases /etc/dsv41/node.toml").stdout == 'aliases = ["house-model"]\n'
+    assert ask(node)["choices"][0]["finish_reason"] == "stop"
+
+    operator.must_play("rollback")
+    assert [release["name"] for release in releases(node) if release["current"]] == [first]
+    assert node.run("grep aliases /etc/dsv41/node.toml").stdout == "aliases = []\n"
+    assert ask(node)["choices"][0]["finish_reason"] == "stop"
+    operator.write_inventory()
+    operator.must_play("check")
+
+
+def test_an_upgrade_that_does_not_serve_takes_itself_back(operator: Operator) -> None:
+    node = operator.node
+    (serving,) = [release["name"] for release in releases(node) if release["current"]]
+    # Without TCP the KV transport has nobody to talk to, so no engine passes its gate.
+    operator.write_inventory(engine={"env": {"UCX_TLS": "self"}})
+    play = operator.play("upgrade")
+    operator.write_inventory()
+    assert play.code != 0
+    assert f"{serving} serves again" in play.output
+    rows = {release["name"]: release for release in releases(node)}
+    assert rows[serving]["current"]
+    (failed,) = [name for name, row in rows.items() if row["failed"]]
+    assert failed in play.output
+    assert node.run("dsv41 gate", check=False).returncode == 0
+    assert ask(node)["choices"][0]["finish_reason"] == "stop"
+    assert node.run("dsv41 release previous").stdout.strip() not in {serving, failed}
