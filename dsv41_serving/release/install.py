@@ -62,9 +62,11 @@ def install(bundle: Path, root: Path, name: str, node_file: Path, *, index: str 
         content = Path(scratch)
         manifest = unpack(bundle, content)
         if manifest["offline"]:
-            source = ["--no-index", "--find-links", str(content / "wheels")]
+            # Its cache goes with the unpacked bundle: nobody fetches these again.
+            source = ["--no-index", "--find-links", str(content / "wheels"), "--cache-dir", str(content / "cache")]
         else:
-            source = [*(["--default-index", index] if index else []), *(["--offline"] if no_network else [])]
+            source = ["--cache-dir", str(root / "cache"), *(["--default-index", index] if index else [])]
+            source += ["--offline"] if no_network else []
         environment = make_environment(content, root, source)
         make_release(content, release, environment, node_file)
     print(f"installed {release}")
@@ -113,7 +115,7 @@ def make_environment(content: Path, root: Path, source: list[str]) -> Path:
     new_venv(content, environment)
     uv(
         content, "pip", "sync", "--python", str(environment / "bin" / "python"), "--require-hashes", "--compile-bytecode",
-        "--cache-dir", str(root / "cache"), *source, str(content / "requirements.txt"),
+        *source, str(content / "requirements.txt"),
     )  # fmt: skip
     (environment / COMPLETE).touch()
     return environment
