@@ -219,6 +219,15 @@ def test_graphs_and_the_temporary_must_fit_beside_the_pool() -> None:
 
 
 @pytest.mark.parametrize("profile", ["h200x8", "b200x8", "gb300x4", "rtxpro6000x8"])
+def test_what_a_profile_says_of_its_weights_is_what_the_planner_finds(profile: str) -> None:
+    """Within five per cent: the plan's memory budget and the estimate must not contradict each other."""
+    spec = load_spec(profile=profile).spec
+    engine = next(name for name, each in spec.engines.items() if each.tp == 4)
+    predicted = weigh(FLASH, read_settings(spec, engine)).gpu + LOADED_BYTES
+    assert spec.memory.weights_bytes_per_gpu == pytest.approx(predicted, rel=0.05)
+
+
+@pytest.mark.parametrize("profile", ["h200x8", "b200x8", "gb300x4", "rtxpro6000x8"])
 def test_every_shape_of_every_profile_fits_its_board(profile: str) -> None:
     spec = load_spec(profile=profile).spec
     for name in spec.shapes:

@@ -21,13 +21,13 @@ GPU = 143771 << 20
 
 
 def test_tables_in_hbm_cost_no_host_memory(two_sockets: Facts) -> None:
-    """H200: 40 GB a engine on its node, 119.83 GB on each GPU, 34 GB of shared memory."""
+    """H200: 40 GB a engine on its node, 119.83 GiB on each GPU, 34 GB of shared memory."""
     assert plan_for(two_sockets, "h200x8").memory == (
         MemoryLine(what="host memory", needed=80_000_000_000, available=1536 * GIB),
         MemoryLine(what="NUMA node 0", needed=40_000_000_000, available=1024 * GIB),
         MemoryLine(what="NUMA node 1", needed=40_000_000_000, available=1024 * GIB),
-        MemoryLine(what="each GPU of prefill", needed=119_830_000_000, available=GPU),
-        MemoryLine(what="each GPU of decode", needed=119_830_000_000, available=GPU),
+        MemoryLine(what="each GPU of prefill", needed=128_670_000_000, available=GPU),
+        MemoryLine(what="each GPU of decode", needed=128_670_000_000, available=GPU),
         MemoryLine(what="shared memory (/dev/shm)", needed=34_000_000_000, available=1023 * GIB),
     )
 
@@ -61,7 +61,7 @@ def test_an_unbound_engine_counts_for_no_node(two_sockets: Facts) -> None:
     assert [line.what for line in lines] == ["host memory", "each GPU of whole", "shared memory (/dev/shm)"]
 
 
-@pytest.mark.parametrize(("tp", "share"), [(2, 239_660_000_000), (4, 119_830_000_000)])
+@pytest.mark.parametrize(("tp", "share"), [(2, 257_340_000_000), (4, 128_670_000_000)])
 def test_weights_are_split_over_the_ranks(two_sockets: Facts, tp: int, share: int) -> None:
     """The profile gives the share of one of four."""
     lines = plan_for(two_sockets, "h200x8", f"engines.prefill.tp={tp}").memory
@@ -129,4 +129,4 @@ def test_what_just_fits_and_what_nobody_knows_passes() -> None:
 
 def test_bytes_are_said_in_gib() -> None:
     """With one decimal, as people compare memory."""
-    assert (gib(0), gib(GIB), gib(119_830_000_000)) == ("0.0 GiB", "1.0 GiB", "111.6 GiB")
+    assert (gib(0), gib(GIB), gib(128_670_000_000)) == ("0.0 GiB", "1.0 GiB", "119.8 GiB")
