@@ -119,7 +119,9 @@ class _Canary:
         """Leave a stream after a few chunks; the engines must notice, or abandoned answers run to their end."""
         before = await self._aborted()
         chunks = 0
-        fields: dict[str, Any] = {"messages": [{"role": "user", "content": "Write a long story about the sea."}]}
+        story = [{"role": "user", "content": "Write a long story about the sea."}]
+        # Without an end of its own, so that there is something to leave.
+        fields: dict[str, Any] = {"messages": story, "ignore_eos": True}
         async with self._deployment.open_stream(max_tokens=CANCEL_TOKENS, **fields, **PLAIN) as response:
             async for line in response.aiter_lines():
                 chunks += _carries_text(line)

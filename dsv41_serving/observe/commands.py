@@ -64,6 +64,21 @@ def metrics_record(context: Context, directory: Path) -> None:
     asyncio.run(record_pages(made, targets_of(made, context.load().spec.monitoring), directory, click.echo))
 
 
+@metrics.command("config")
+@click.option("--to", "directory", type=click.Path(path_type=Path), required=True, help="Directory to write below.")
+@click.pass_obj
+def metrics_config(context: Context, directory: Path) -> None:
+    """Write the configuration of Prometheus and Alertmanager, for a stack that systemd does not run."""
+    from dsv41_serving.plan.monitoring import CONFIG_DIR, monitoring_files  # noqa: PLC0415
+
+    made, _ = context.plan()
+    for file in monitoring_files(context.load().spec.monitoring, made):
+        target = directory / Path(file.path).relative_to(CONFIG_DIR)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(file.text, encoding="utf-8")
+        click.echo(f"wrote {target}")
+
+
 @metrics.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def metrics_list(as_json: bool) -> None:  # noqa: FBT001

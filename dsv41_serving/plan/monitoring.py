@@ -25,8 +25,9 @@ SGLANG_NAMES = {
     "target_label": "__name__",
     "replacement": "sglang:$1",
 }
-PROMETHEUS_DIR = "/etc/dsv41/prometheus"
-ALERTMANAGER_FILE = "/etc/dsv41/alertmanager/alertmanager.yml"
+CONFIG_DIR = "/etc/dsv41"
+PROMETHEUS_DIR = f"{CONFIG_DIR}/prometheus"
+ALERTMANAGER_FILE = f"{CONFIG_DIR}/alertmanager/alertmanager.yml"
 # rate() needs two samples in its window; one may be lost.
 _SCRAPES_PER_WINDOW = 4
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -65,7 +65,6 @@ class ObservedStack:
         """Start the stack, write its configuration, start what it describes, and wait until every target is scraped."""
         self.stack.up()
         self.write_configuration()
-        self.spawn("exporter", *self.stack.command, "exporter")
         self.spawn("node-exporter", "prometheus-node-exporter", f"--web.listen-address={self.address('node_exporter')}")
         self.spawn(
             "alertmanager",

@@ -292,7 +292,7 @@ class FakeDeployment(httpx.AsyncBaseTransport):
     def _endless(self) -> httpx.Response:
         def chunks() -> Iterator[str]:
             while True:
-                yield 'data: {"model": "m", "choices": []}\n\n'
+                yield 'data: {"model": "m", "choices": [{"index": 0, "delta": {"content": "on "}}]}\n\n'
 
         self.kv_tokens += 40
         return httpx.Response(200, stream=_Stream(chunks(), on_close=self._free))

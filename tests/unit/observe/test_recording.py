@@ -1,0 +1,74 @@
+"""Recording pages: what is kept of them, and what the source declares beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dsv41_serving.errors import InputError
+from dsv41_serving.observe.known_metrics import known_metrics
+from dsv41_serving.observe.recording import _NODE_FAMILIES, _declarations, keep_families, record_pages, targets_of
+from dsv41_serving.spec.model import Monitoring
+from tests.unit.run.fake_plan import fake_plan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_of_the_host_only_what_is_judged_is_kept_and_no_private_mount() -> None:
+    page = (
+        '# TYPE node_load1 gauge\nnode_load1 1\nnode_uname_info{nodename="secret"} 1\n'
+        'node_filesystem_avail_bytes{mountpoint="/"} 5\nnode_filesystem_avail_bytes{mountpoint="/home/me"} 6\n'
+    )
+    assert keep_families(page, _NODE_FAMILIES) == (
+        '# TYPE node_load1 gauge\nnode_load1 1\nnode_filesystem_avail_bytes{mountpoint="/"} 5\n'
+    )
+
+
+def test_declarations_are_read_from_source() -> None:
+    source = (
+        'A = Counter(name="sglang:failed_total", documentation="x", labelnames=labels.keys())\n'
+        'B = Histogram("dsv41_x_seconds", "x", ["op"])\nC = Gauge(name=name)\nD = Gauge(name="other")\n'
+    )
+    found = {name: (kind, labels) for name, kind, labels in _declarations(source)}
+    assert found["sglang:failed_total"][0] == "counter"
+    assert "tp_rank" in found["sglang:failed_total"][1]
+    assert found["dsv41_x_seconds"] == ("histogram", {"op"})
+    assert len(found) == 2
+
+
+def test_every_page_of_a_node_has_a_target(tmp_path: Path) -> None:
+    targets = {target.name: target.url for target in targets_of(fake_plan(tmp_path), Monitoring())}
+    assert list(targets) == ["prefill", "decode", "router", "exporter", "node", "prometheus"]
+    assert targets["exporter"] == "http://127.0.0.1:9641/metrics"
+
+
+def test_without_a_stack_nothing_is_recorded(tmp_path: Path) -> None:
+    said: list[str] = []
+    plan = fake_plan(tmp_path)
+    with pytest.raises(InputError, match="start the stack"):
+        asyncio.run(record_pages(plan, targets_of(plan, Monitoring())[:3], tmp_path / "pages", said.append, rounds=1))
+    assert len(said) == 3
+    assert all("does not answer" in line for line in said)
+
+
+def test_what_is_known_has_types_and_labels_of_pages_and_declarations(tmp_path: Path) -> None:
+    declared = {
+        "sglang:failed": {"type": "counter", "labels": ["tp_rank"]},
+        "smg_hidden_total": {"type": "counter", "labels": None},
+    }
+    (tmp_path / "declared.json").write_text(json.dumps(declared))
+    (tmp_path / "decode-load.prom").write_text(
+        '# TYPE sglang:x_seconds histogram\nsglang:x_seconds_bucket{le="1.0"} 1\nsglang:x_seconds_count 1\n'
+        '# TYPE sglang:free gauge\nsglang:free{tp_rank="0"} 3\n'
+    )
+    known = known_metrics(tmp_path)
+    assert (known["sglang:failed_total"].kind, known["sglang:free"].kind) == ("counter", "gauge")
+    assert known["sglang:x_seconds_bucket"].kind == "counter"
+    assert known["sglang:x_seconds_bucket"].values["le"] == {"1.0"}
+    assert {"tp_rank", "service", "role", "node"} <= known["sglang:free"].labels
+    assert known["smg_hidden_total"].open_labels
+    assert known["dsv41_gpu_info"].labels >= {"gpu", "uuid"}
