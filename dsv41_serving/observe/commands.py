@@ -64,10 +64,10 @@ def metrics_record(context: Context, directory: Path) -> None:
     asyncio.run(record_pages(made, targets_of(made, context.load().spec.monitoring), directory, click.echo))
 
 
-@metrics.command("config")
+@metrics.command("configure")
 @click.option("--to", "directory", type=click.Path(path_type=Path), required=True, help="Directory to write below.")
 @click.pass_obj
-def metrics_config(context: Context, directory: Path) -> None:
+def metrics_configure(context: Context, directory: Path) -> None:
     """Write the configuration of Prometheus and Alertmanager, for a stack that systemd does not run."""
     from dsv41_serving.plan.monitoring import CONFIG_DIR, monitoring_files  # noqa: PLC0415
 

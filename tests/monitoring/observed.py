@@ -13,9 +13,6 @@ import httpx
 
 from dsv41_serving.bench.mixed_load import run_mixed_load
 from dsv41_serving.facts import find_listener
-from dsv41_serving.plan import Plan
-from dsv41_serving.plan.monitoring import monitoring_files
-from dsv41_serving.spec import load_spec
 from tests.engine.stack import MODEL, PORTS, StackUnderTest, wait_until
 
 SCRAPE_S = 1
@@ -78,12 +75,8 @@ class ObservedStack:
 
     def write_configuration(self) -> None:
         """Write what the plan renders for Prometheus and Alertmanager; its units are of no use here."""
-        spec = load_spec(profile="embedded", overrides=tuple(self.stack.settings)).spec
-        plan = Plan.model_validate_json(self.stack.run("plan", "--json").stdout)
-        for file in monitoring_files(spec.monitoring, plan):
-            path = self.root / file.path.removeprefix("/")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(file.text, encoding="utf-8")
+        written = self.stack.run("metrics", "configure", "--to", str(self.root / "etc/dsv41"))
+        assert written.returncode == 0, written.stdout + written.stderr
 
     def address(self, what: str) -> str:
         """Return host and port of `prometheus`, `alertmanager` or `node_exporter`."""

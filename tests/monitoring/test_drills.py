@@ -164,7 +164,9 @@ def test_a_drift_of_the_model_name_is_a_ticket(drill: ObservedStack, webhook: We
 def test_long_prompts_that_fill_the_pool_are_a_ticket(drill: ObservedStack, webhook: Webhook) -> None:
     """One conversation nearly as long as decode's pool."""
     with ThreadPoolExecutor(1) as client:
-        reply: Future[httpx.Response] = client.submit(_ask, drill.stack.url, numbers=FILLING_PROMPT_NUMBERS, max_tokens=FILLING_ANSWER_TOKENS, seed=3)
+        reply: Future[httpx.Response] = client.submit(
+            _ask, drill.stack.url, numbers=FILLING_PROMPT_NUMBERS, max_tokens=FILLING_ANSWER_TOKENS, seed=3
+        )
         alert = webhook.wait_for("Dsv41KvPoolFull")
         assert alert["labels"]["service"] == "decode"
         assert alert["labels"]["pool"] == "full"
