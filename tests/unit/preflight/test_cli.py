@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from click.testing import CliRunner
 
 from dsv41_serving.cli import cli
 from dsv41_serving.preflight import CHECKS
 from tests.fixtures.machines.build import build_machine
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COUNT = sum(len(checks) for checks in CHECKS.values())
 
@@ -54,3 +51,8 @@ def test_the_list_names_every_check_with_its_question_and_reason(tmp_path: Path)
 def test_cleaning_a_clean_node_does_nothing(tmp_path: Path) -> None:
     code, output = preflight(tmp_path, "laptop", "embedded", "--clean", "--json")
     assert (code, json.loads(output)["cleaned"]) == (0, [])
+
+
+def test_the_readme_says_how_many_questions_there_are() -> None:
+    text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    assert f"`dsv41 preflight` asks {COUNT} questions" in text
