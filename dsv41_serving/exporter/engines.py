@@ -19,7 +19,7 @@ import httpx
 from dsv41_serving.exporter import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from dsv41_serving.exporter.metrics import Family
     from dsv41_serving.plan.model import Service
@@ -66,9 +66,12 @@ class EnginesSource:
     name = "engines"
 
     def __init__(
-        self, engines: Sequence[Service], planned_bytes: dict[str, float], *, window_factor: float = 1.0
+        self, engines: Sequence[Service], planned_bytes: Callable[[], dict[str, float]], *, window_factor: float = 1.0
     ) -> None:
-        """Watch `engines`; `planned_bytes` is KV bytes per token by engine. `window_factor` scales both windows."""
+        """Watch `engines`; `planned_bytes` gives KV bytes per token by engine, as soon as the model is laid out.
+
+        `window_factor` scales both windows.
+        """
         self._engines = engines
         self._planned = planned_bytes
         self._factor = window_factor
@@ -78,7 +81,7 @@ class EnginesSource:
     def read(self) -> Iterable[Family]:
         """Look at every engine once and return what follows from this look and the earlier ones."""
         planned = metrics.KV_PLANNED.family()
-        for name, value in self._planned.items():
+        for name, value in self._planned().items():
             planned.add_metric([name], value)
         families = {
             metric: metric.family()

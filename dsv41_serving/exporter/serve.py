@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import GC_COLLECTOR, PROCESS_COLLECTOR, start_http_server
@@ -19,6 +20,7 @@ from dsv41_serving.exporter.services import ServicesSource
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
+    from pathlib import Path
     from wsgiref.simple_server import WSGIServer
 
     from dsv41_serving.plan.model import Plan
@@ -30,12 +32,12 @@ GPU_EVERY_S = 5.0
 NUMA_EVERY_S = 300.0
 
 
-def build_page(plan: Plan, monitoring: Monitoring) -> Page:
-    """Return the page of `plan`; its background readers start now."""
-    engines = EnginesSource(plan.engines, planned_bytes(plan), window_factor=monitoring.time_factor)
+def build_page(plan: Plan, monitoring: Monitoring, plan_file: Path | None = None) -> Page:
+    """Return the page of `plan`, stored in `plan_file` or not; its background readers start now."""
+    engines = EnginesSource(plan.engines, partial(planned_bytes, plan), window_factor=monitoring.time_factor)
     return Page(
         (
-            ServicesSource(plan, monitoring),
+            ServicesSource(plan, monitoring, plan_file=plan_file),
             CanarySource(plan.state_dir, monitoring.canary_interval_s),
             ContractSource(plan.state_dir),
             HandoffSource(plan.state_dir),
@@ -46,12 +48,14 @@ def build_page(plan: Plan, monitoring: Monitoring) -> Page:
     )
 
 
-def start_exporter(plan: Plan, monitoring: Monitoring) -> tuple[WSGIServer, threading.Thread]:
+def start_exporter(
+    plan: Plan, monitoring: Monitoring, plan_file: Path | None = None
+) -> tuple[WSGIServer, threading.Thread]:
     """Begin to serve the page of `plan` on loopback and return the server and its thread.
 
     Raises InputError when the port is taken.
     """
-    registry = build_page(plan, monitoring).registry()
+    registry = build_page(plan, monitoring, plan_file).registry()
     registry.register(PROCESS_COLLECTOR)
     registry.register(GC_COLLECTOR)
     try:
@@ -72,7 +76,7 @@ def start_beside(plan: Plan, monitoring: Monitoring, say: Callable[[str], None])
         say(f"no metrics of this node: {error}")
 
 
-def run_exporter(plan: Plan, monitoring: Monitoring) -> None:
+def run_exporter(plan: Plan, monitoring: Monitoring, plan_file: Path | None) -> None:
     """Serve until the process is ended. Raises InputError when the port is taken."""
-    _, thread = start_exporter(plan, monitoring)
+    _, thread = start_exporter(plan, monitoring, plan_file)
     thread.join()

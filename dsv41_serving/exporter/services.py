@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dsv41_serving.exporter import metrics
+from dsv41_serving.plan.install import read_plan
 from dsv41_serving.run.history import StartHistory
 from dsv41_serving.run.phases import GATE, LAUNCHING, phases_of
 from dsv41_serving.run.record import Records, ServiceRecord, seconds_since
@@ -33,9 +34,16 @@ class ServicesSource:
 
     name = "services"
 
-    def __init__(self, plan: Plan, monitoring: Monitoring, root: Path = Path("/")) -> None:
-        """Look at the records of `plan`; processes are read below `root`."""
+    def __init__(
+        self, plan: Plan, monitoring: Monitoring, *, plan_file: Path | None = None, root: Path = Path("/")
+    ) -> None:
+        """Look at the records of `plan`; processes are read below `root`.
+
+        What is installed now is read from `plan_file` again when it changes: a plan that was rendered and not started is the
+        drift that shall be seen.
+        """
         self._plan = plan
+        self._installed = InstalledPlan(plan, plan_file)
         self._monitoring = monitoring
         self._records = Records(plan.state_dir)
         self._root = root
@@ -46,7 +54,7 @@ class ServicesSource:
         pairs = [(service, records.get(service.name)) for service in self._plan.services]
         yield self._release()
         yield from self._objectives()
-        yield from _states(pairs)
+        yield from _states(pairs, self._installed.digests())
         yield from _starts(pairs, self._plan.state_dir)
         yield _gates(pairs)
         yield from self._costs(pairs)
@@ -73,6 +81,24 @@ class ServicesSource:
                 resident.add_metric([service.name], by_session[record.pid].resident_bytes)
                 cpu.add_metric([service.name], by_session[record.pid].cpu_seconds)
         return resident, cpu
+
+
+class InstalledPlan:
+    """The plan that a start would take now."""
+
+    def __init__(self, plan: Plan, file: Path | None) -> None:
+        """Begin with `plan`; without a file it never changes."""
+        self._file = file
+        self._read_at = 0
+        self._digests = {service.name: service.digest for service in plan.services}
+
+    def digests(self) -> dict[str, str]:
+        """Return service -> digest of its command. Raises InputError when the file is damaged."""
+        changed_at = self._file.stat().st_mtime_ns if self._file is not None and self._file.exists() else 0
+        if self._file is not None and changed_at > self._read_at:
+            self._digests = {service.name: service.digest for service in read_plan(self._file).services}
+            self._read_at = changed_at
+        return self._digests
 
 
 class Cost(NamedTuple):
@@ -104,7 +130,7 @@ def state_of(record: ServiceRecord | None) -> str:
     return "dead" if gone else record.state
 
 
-def _states(pairs: list[tuple[Service, ServiceRecord | None]]) -> Iterable[Family]:
+def _states(pairs: list[tuple[Service, ServiceRecord | None]], digests: dict[str, str]) -> Iterable[Family]:
     state, ready, planned = (
         metrics.SERVICE_STATE.family(),
         metrics.SERVICE_READY.family(),
@@ -124,7 +150,7 @@ def _states(pairs: list[tuple[Service, ServiceRecord | None]]) -> Iterable[Famil
             continue
         restarts.add_metric([service.name], record.restarts)
         if record.pid is not None and record.alive:
-            planned.add_metric([service.name], float(record.digest == service.digest))
+            planned.add_metric([service.name], float(record.digest == digests.get(service.name)))
             started.add_metric([service.name], record.started_at)
             if record.ready_at is not None:
                 since.add_metric([service.name], record.ready_at)

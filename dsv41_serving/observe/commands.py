@@ -26,7 +26,7 @@ def exporter(context: Context) -> None:
     made, _ = context.plan()
     monitoring = context.load().spec.monitoring
     click.echo(f"metrics of node {made.node} at http://127.0.0.1:{monitoring.exporter_port}/metrics", err=True)
-    run_exporter(made, monitoring)
+    run_exporter(made, monitoring, context.plan_file)
 
 
 @click.command()

@@ -29,6 +29,8 @@ def monitoring_units(spec: NodeSpec, plan: Plan, installation: Installation) -> 
         "user": spec.node.user,
         "python": installation.python,
         "node_file": installation.node_file,
+        "plan_file": installation.plan_file,
+        "release": installation.release,
         "state_dir": plan.state_dir,
         "interval": f"{spec.monitoring.canary_interval_s:g}",
         "credentials": "\n".join(keys) or "# The router asks for no key.",

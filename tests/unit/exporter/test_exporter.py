@@ -96,6 +96,17 @@ def test_a_service_of_another_plan_is_not_as_planned(plan: Plan) -> None:
     assert values_of(ServicesSource(plan, Monitoring()).read())["dsv41_service_as_planned{service=decode}"] == 0
 
 
+def test_a_plan_that_was_rendered_and_not_started_is_a_drift(plan: Plan, tmp_path: Path) -> None:
+    Records(plan.state_dir).write_service(record_of(plan, "decode"))
+    file = tmp_path / "plan.json"
+    source = ServicesSource(plan, Monitoring(), plan_file=file)
+    assert values_of(source.read())["dsv41_service_as_planned{service=decode}"] == 1
+    decode = plan.service("decode")
+    changed = decode.model_copy(update={"argv": (*decode.argv, "--more")})
+    file.write_text(plan.model_copy(update={"services": (changed,)}).model_dump_json(exclude={"files", "memory"}))
+    assert values_of(source.read())["dsv41_service_as_planned{service=decode}"] == 0
+
+
 def test_a_running_start_shows_phase_and_progress(plan: Plan) -> None:
     StartHistory(plan.state_dir, "decode").add({"importing": 30.0, "loading weights": 60.0, "gate": 10.0})
     Records(plan.state_dir).write_service(
@@ -204,7 +215,7 @@ def test_engines_are_watched_over_time(plan: Plan, monkeypatch: pytest.MonkeyPat
     clock = _Clock()
     monkeypatch.setattr("dsv41_serving.exporter.engines.time", clock)
     decode = plan.service("decode")
-    source = EnginesSource([decode], {"decode": 890.0})
+    source = EnginesSource([decode], lambda: {"decode": 890.0})
     batches = [1, 2, 4, 8, 3, 5, 7, 2, 6, 1, 4, 8]
     itl_sum, itl_count = 0.0, 0
 
@@ -231,7 +242,7 @@ def test_engines_are_watched_over_time(plan: Plan, monkeypatch: pytest.MonkeyPat
 
 
 def test_an_engine_that_is_gone_is_forgotten(plan: Plan) -> None:
-    source = EnginesSource([plan.service("decode")], {})
+    source = EnginesSource([plan.service("decode")], dict)
     source._memory["decode"].free["full"] = deque([Point(0, 1)])
     assert values_of(source.read()) == {}
     assert not source._memory["decode"].free["full"]

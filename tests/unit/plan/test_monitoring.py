@@ -87,7 +87,10 @@ def test_watchers_run_the_verbs_and_share_the_hardening(plan: Plan) -> None:
         f"dsv41-{name}"
         for name in ("exporter.service", "canary.service", "canary.timer", "contract.service", "contract.timer")
     }
-    assert "dsv41_serving --node /etc/dsv41/node.toml canary\n" in units["dsv41-canary.service"]
+    assert (
+        "dsv41_serving --plan /etc/dsv41/plan.json --node /etc/dsv41/node.toml canary\n"
+        in units["dsv41-canary.service"]
+    )
     assert "OnUnitActiveSec=60\n" in units["dsv41-canary.timer"]
     for name in ("exporter", "canary", "contract"):
         assert "NoNewPrivileges=yes" in units[f"dsv41-{name}.service"]
