@@ -31,6 +31,7 @@ from dsv41_serving.spec import LoadedSpec, explain_key, json_schema, leaves, loa
 if TYPE_CHECKING:
     from dsv41_serving.facts.model import Facts
     from dsv41_serving.plan import Service
+    from dsv41_serving.run.drain import Drained
 
 DEFAULT_NODE_FILES = (Path("node.toml"), Path("/etc/dsv41/node.toml"))
 
@@ -444,6 +445,54 @@ def status(context: Context, as_json: bool) -> None:  # noqa: FBT001
 
 
 @cli.command()
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0),
+    help="Seconds that running requests may take; what is left then is cancelled (default: engine.drain_timeout_s).",
+)
+@click.option("--undo", is_flag=True, help="Let requests in again.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def drain(context: Context, timeout_s: float | None, undo: bool, as_json: bool) -> None:  # noqa: FBT001
+    """Send new requests away with 503 and wait until those inside have finished; everything stays up."""
+    from dsv41_serving.run.door import open_door  # noqa: PLC0415
+
+    made, _ = context.plan()
+    if undo:
+        asyncio.run(open_door(made))
+        click.echo("open: requests are served")
+        return
+    done = _drain(made, timeout_s)
+    if as_json:
+        _print_json(asdict(done))
+    else:
+        click.echo(
+            f"drained in {done.seconds:.1f} s"
+            + (f"; cancelled {done.cancelled}" if done.cancelled else "")
+            + (f"; still there: {done.left}" if done.left else "")
+            + ("" if done.closed else "; no router was running")
+        )
+    sys.exit(EXIT_CHECK_FAILED if done.left else EXIT_OK)
+
+
+@cli.command()
+@click.option("--pair", is_flag=True, help="Restart the engines as well, not the router alone.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), help="As of `dsv41 drain`.")
+@click.pass_obj
+def restart(context: Context, pair: bool, timeout_s: float | None) -> None:  # noqa: FBT001
+    """Drain, restart, and return when the gate has passed again."""
+    from dsv41_serving.run.progress import Progress  # noqa: PLC0415
+    from dsv41_serving.run.restart import restart_services  # noqa: PLC0415
+
+    made, _ = context.plan()
+    _drain(made, timeout_s)
+    with Progress(out) as progress:
+        restart_services(made, progress.show, pair=pair)
+    click.echo("restarted: " + (", ".join(service.name for service in made.services) if pair else "router"))
+
+
+@cli.command()
 @click.argument("role")
 @click.option("--if-failed", is_flag=True, help="Do nothing when systemd says that the service ended well.")
 @click.pass_obj
@@ -626,6 +675,20 @@ def _installation(python: str | None, release_name: str | None) -> Installation:
     return Installation(
         python=python or sys.executable, release=release_name or running_release() or version("dsv41-serving")
     )
+
+
+def _drain(made: Plan, timeout_s: float | None) -> Drained:
+    from dsv41_serving.run.drain import drain_node  # noqa: PLC0415
+
+    bound = max(engine.drain_timeout_s for engine in made.engines) if timeout_s is None else timeout_s
+    said: list[str] = []
+
+    def show(text: str) -> None:
+        if text not in said[-1:]:
+            said.append(text)
+            _say(text)
+
+    return asyncio.run(drain_node(made, bound, show))
 
 
 def _find_service(made: Plan, role: str) -> Service:

@@ -1,21 +1,91 @@
-"""Wait until an engine has nothing left to do: no running or queued request, no hand-off under way."""
+"""Drain: let no new request in, and wait until the engines have nothing left to do, no hand-off under way either."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import httpx
 
 from dsv41_serving.check.metrics import HAND_OFF_QUEUES, QUEUED, RUNNING, MetricsPage, scrape
+from dsv41_serving.run.door import close_door
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dsv41_serving.plan.model import Service
+    from dsv41_serving.plan.model import Plan, Service
 
 POLL_S = 0.25
+# How long an engine has to free the memory of requests that were cancelled.
+CANCEL_S = 10.0
+
+
+@dataclass(frozen=True)
+class Drained:
+    """How a drain ended."""
+
+    closed: bool
+    """Whether a router was there to be closed."""
+    cancelled: str
+    """What was still running at the bound and was cancelled, such as '2 running'; '' when everything finished."""
+    left: str
+    """What the engines still hold all the same; '' when nothing."""
+    seconds: float
+
+
+async def drain_node(plan: Plan, timeout_s: float, show: Callable[[str], None]) -> Drained:
+    """Close the router to new requests, wait `timeout_s` for those inside to finish, and cancel what is left then.
+
+    Engines and router stay up: `door.open_door` lets requests in again. Raises GateError when the router cannot be closed.
+    """
+    start = time.monotonic()
+    closed = await close_door(plan)
+    cancelled = await wait_until_all_idle(plan, timeout_s, show)
+    left = ""
+    if cancelled:
+        show(f"cancelling {cancelled}")
+        async with httpx.AsyncClient(timeout=5.0) as client:
+            # Decode first: prefill then finds nobody to send to, instead of decode waiting for what never comes.
+            for engine in sorted(plan.engines, key=lambda engine: engine.kind):
+                try:
+                    await client.post(f"{engine.url}/abort_request", json={"abort_all": True})
+                except httpx.HTTPError:
+                    continue  # an engine that is gone has nothing to cancel
+        left = await wait_until_all_idle(plan, CANCEL_S, show)
+    return Drained(closed, cancelled, left, time.monotonic() - start)
+
+
+async def wait_until_all_idle(plan: Plan, timeout_s: float, show: Callable[[str], None]) -> str:
+    """Wait until every engine is idle at once; return '' then, or what was left after `timeout_s`, by engine."""
+    deadline = time.monotonic() + timeout_s
+    idle_before = False
+    while True:
+        left = await _work_by_engine(plan)
+        # A request on its way from one engine to the other shows in neither for a moment: twice nothing is nothing.
+        if not left and idle_before:
+            return ""
+        idle_before = not left
+        text = "; ".join(f"{name}: {work}" for name, work in left.items())
+        if left and time.monotonic() > deadline:
+            return text
+        if text:
+            show(text)
+        await asyncio.sleep(POLL_S)
+
+
+async def _work_by_engine(plan: Plan) -> dict[str, str]:
+    left = {}
+    async with httpx.AsyncClient(timeout=5.0) as client:
+        for engine in plan.engines:
+            try:
+                work = describe_work(await scrape(client, engine.metrics_url))
+            except (httpx.HTTPError, ValueError):
+                continue  # nobody to wait for
+            if work:
+                left[engine.name] = work
+    return left
 
 
 async def wait_until_idle(service: Service, timeout_s: float, show: Callable[[str], None]) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dsv41_serving.plan.model import Plan
 
 ServiceState = Literal["waiting", "starting", "ready", "draining", "stopped", "failed"]
-StackState = Literal["starting", "ready", "recovering", "draining", "stopped", "failed"]
+StackState = Literal["starting", "ready", "recovering", "restarting", "draining", "stopped", "failed"]
 
 
 class _Record(BaseModel):

@@ -43,6 +43,8 @@ class Stack:
         self._restarts: deque[float] = deque()
         self._stop = asyncio.Event()
         self._drain = True
+        self._wanted: tuple[str, ...] = ()
+        self._asked = asyncio.Event()
         self.record = StackRecord(
             pid=os.getpid(), start_ticks=own_start_ticks(), state="starting", node=plan.node, started_at=time.time()
         )
@@ -55,6 +57,11 @@ class Stack:
         """Ask for the stop; the second request, or drain=False, does not wait for running requests."""
         self._drain = drain and not self._stop.is_set()
         self._stop.set()
+
+    def request_restart(self, *, pair: bool) -> None:
+        """Ask for a restart of the router, or of the engines and the router, once everything is ready."""
+        self._wanted = self._plan.stop_order if pair or self._wanted == self._plan.stop_order else ("router",)
+        self._asked.set()
 
     async def run(self) -> None:
         """Start everything, keep it running, and return after a requested stop.
@@ -69,9 +76,10 @@ class Stack:
             while not self._stop.is_set():
                 self._set_state("ready", ready_at=time.time())
                 ended = await self._wait_for_an_end()
-                if ended is None:
-                    break
-                await self._race_stop(self._recover(*ended))
+                if ended is not None:
+                    await self._race_stop(self._recover(*ended))
+                elif not self._stop.is_set():
+                    await self._race_stop(self._restart())
         except Dsv41Error as error:
             await self._stop_all()
             self._set_state("failed", problem=str(error))
@@ -114,18 +122,31 @@ class Stack:
         await self._supervisors["router"].start()
 
     async def _wait_for_an_end(self) -> tuple[str, int] | None:
-        """Return (service, exit status) of the first service that ends, or None when a stop was requested."""
+        """Return (service, exit status) of the first service that ends, or None when a stop or a restart was requested."""
         waits = {asyncio.create_task(s.wait()): name for name, s in self._supervisors.items()}
-        stop = asyncio.create_task(self._stop.wait())
+        requests = {asyncio.create_task(self._stop.wait()), asyncio.create_task(self._asked.wait())}
         try:
-            done, _ = await asyncio.wait({stop, *waits}, return_when=asyncio.FIRST_COMPLETED)
-            if self._stop.is_set():
+            done, _ = await asyncio.wait({*requests, *waits}, return_when=asyncio.FIRST_COMPLETED)
+            if self._stop.is_set() or done <= requests:
                 return None
-            first = next(task for task in done if task is not stop)
+            first = next(task for task in done if task not in requests)
             return waits[first], first.result()
         finally:
-            for task in (stop, *waits):
+            for task in (*requests, *waits):
                 task.cancel()
+
+    async def _restart(self) -> None:
+        """Restart what was asked for, in the safe order; running requests finish within the services' bounds."""
+        names, self._wanted = self._wanted, ()
+        self._asked.clear()
+        self._set_state("restarting")
+        for name in names:
+            await self._supervisors[name].stop()
+            self._supervisors[name].note_restart()
+        if names == ("router",):
+            await self._supervisors["router"].start()
+        else:
+            await self._start_all()
 
     async def _recover(self, name: str, status: int) -> None:
         """Restart what the end of service `name` makes unsafe: the router alone, or everything."""

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
     from dsv41_serving.plan.model import Plan
 
+# What `dsv41 restart` sends.
+RESTART_ROUTER = signal.SIGHUP
+RESTART_ALL = signal.SIGUSR1
+
 _POLL_S = 0.1
 _TAIL_BYTES = 1000
 
@@ -144,6 +148,8 @@ async def _run_stack(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stack.request_stop)
+    loop.add_signal_handler(RESTART_ROUTER, lambda: stack.request_restart(pair=False))
+    loop.add_signal_handler(RESTART_ALL, lambda: stack.request_restart(pair=True))
     await stack.run()
 
 

@@ -257,3 +257,41 @@ def test_cancelled_the_stack_leaves_nothing(tmp_path: Path) -> None:
     asyncio.run(live())
     assert (run.stack.record.state, run.stack.record.problem) == ("failed", "interrupted")
     assert run.left() == []
+
+
+@pytest.mark.parametrize(
+    ("pair", "restarted"), [(False, {"router"}), (True, {"prefill", "decode", "router"})], ids=["router", "pair"]
+)
+def test_what_is_asked_for_is_restarted_in_order(tmp_path: Path, pair: bool, restarted: set[str]) -> None:  # noqa: FBT001
+    """Nothing else is touched, and it is no failure: later ones still have all their tries."""
+    run = Run(fake_plan(tmp_path))
+
+    async def life() -> tuple[dict[str, ServiceRecord], dict[str, ServiceRecord]]:
+        before = await run.ready()
+        seen = len(run.states.records)
+        run.stack.request_restart(pair=pair)
+        return before, await run.ready(after=seen)
+
+    before, after = run.live(life)
+    assert {name for name in NAMES if before[name].pid != after[name].pid} == restarted
+    assert {name: after[name].restarts for name in NAMES} == {name: int(name in restarted) for name in NAMES}
+    assert "restarting" in [record.state for record in run.states.records]
+    stopped = [record.name for record in run.services.records if record.phase == "waiting to restart"]
+    assert list(dict.fromkeys(stopped)) == [name for name in run.plan.stop_order if name in restarted]
+    assert list(run.stack._restarts) == []
+    assert run.left() == []
+
+
+def test_a_stop_comes_before_a_restart_that_was_asked_for(tmp_path: Path) -> None:
+    """Whoever asks for both wants the end."""
+    run = Run(fake_plan(tmp_path))
+
+    async def life() -> None:
+        await run.ready()
+        run.stack.request_restart(pair=True)
+        run.stack.request_stop()
+
+    run.live(life)
+    assert run.states.records[-1].state == "stopped"
+    assert "restarting" not in [record.state for record in run.states.records]
+    assert run.left() == []
