@@ -167,7 +167,7 @@ def _measure_running(
     from dsv41_serving.bench.protocol import load_words, measure_launch  # noqa: PLC0415
 
     plan, _ = context.plan()
-    target = _find_target(plan, url)
+    target = _find_target(context, plan, url)
     launch = measure_launch(loads, target, load_words(target.tokenizer), rounds=rounds, say=_say)
     command = " ".join(["dsv41", *sys.argv[1:]])
     return _collect(
@@ -188,7 +188,7 @@ def _measure_in_turn(
     context_length = min(each.load().spec.engine.context_length for each in contexts)
     loads = choose_scenarios(names, context_length, scale)
     plans = [each.plan()[0] for each in contexts]
-    targets = [_find_target(plan, None) for plan in plans]
+    targets = [_find_target(each, plan, None) for each, plan in zip(contexts, plans, strict=True)]
 
     def measure(index: int) -> Launch:
         target = targets[index]
@@ -203,11 +203,14 @@ def _measure_in_turn(
     return first, second
 
 
-def _find_target(plan: Plan, url: str | None) -> Target:
-    from dsv41_serving.bench.protocol import choose_target  # noqa: PLC0415
+def _find_target(context: Context, plan: Plan, url: str | None) -> Target:
+    from dsv41_serving.bench.protocol import choose_target, find_floor  # noqa: PLC0415
+    from dsv41_serving.capacity import read_shape, request  # noqa: PLC0415
     from dsv41_serving.check.access import find_access  # noqa: PLC0415
 
-    return choose_target(plan, find_access(plan, url))
+    spec = context.load().spec
+    shape = read_shape(request.find_checkpoint(spec), spec.model.name)
+    return choose_target(plan, find_access(plan, url), find_floor(spec, shape))
 
 
 def _collect(

@@ -20,6 +20,8 @@ class Series:
     points: tuple[tuple[float, float], ...]
     line: bool = True
     dots: bool = False
+    like: int | None = None
+    """Number of an earlier series whose colour this one takes."""
 
 
 def draw_chart(title: str, x_title: str, y_title: str, series: list[Series]) -> str:
@@ -34,7 +36,7 @@ def draw_chart(title: str, x_title: str, y_title: str, series: list[Series]) -> 
         *_draw_axes(x_ticks, y_ticks, x_title, y_title),
     ]
     for number, each in enumerate(series):
-        colour = _COLOURS[number % len(_COLOURS)]
+        colour = _COLOURS[(number if each.like is None else each.like) % len(_COLOURS)]
         placed = [(_place_x(x, x_ticks[-1]), _place_y(y, y_ticks[-1])) for x, y in each.points]
         if each.line and len(placed) > 1:
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)

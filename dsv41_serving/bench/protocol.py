@@ -12,16 +12,19 @@ import httpx
 
 from dsv41_serving.bench.generator import run_round
 from dsv41_serving.bench.result import Launch, Run
-from dsv41_serving.bench.scenario import Words, write_prompts
+from dsv41_serving.bench.scenario import Scenario, Words, write_prompts
+from dsv41_serving.capacity.engine import read_settings
+from dsv41_serving.capacity.roofline import find_bandwidth, least_step_s
 from dsv41_serving.errors import GateError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from dsv41_serving.bench.scenario import Scenario
+    from dsv41_serving.capacity.shape import ModelShape
     from dsv41_serving.check.access import Access
     from dsv41_serving.plan.model import Plan
+    from dsv41_serving.spec.model import NodeSpec
 
 SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
 _FLUSH_TIMEOUT_S = 30.0
@@ -39,6 +42,8 @@ class Target:
     engines: tuple[str, ...]
     """URLs whose caches are cleared."""
     access: Access
+    floor_ms: Callable[[Scenario], float | None] = lambda _: None
+    """Least time of a decode step under a load."""
 
     @property
     def env(self) -> dict[str, str]:
@@ -47,9 +52,10 @@ class Target:
         return {**key, **({"SSL_CERT_FILE": self.access.certificate} if self.access.certificate else {})}
 
 
-def choose_target(plan: Plan, access: Access) -> Target:
+def choose_target(plan: Plan, access: Access, floor_ms: Callable[[Scenario], float | None] | None = None) -> Target:
     """Return what `plan` serves, reached by `access`: its router, or one of its engines."""
     return Target(
+        floor_ms=floor_ms or (lambda _: None),
         url=access.origin,
         model=plan.served_model_name,
         tokenizer=plan.model.path,
@@ -107,10 +113,29 @@ def measure_launch(
                 prompts_sha256=prompts.sha256,
                 input_tokens=prompts.tokens,
                 command=command,
+                floor_ms=target.floor_ms(scenario),
                 rounds=tuple(kept),
             )
         )
     return Launch(started_at=started, runs=tuple(runs))
+
+
+def find_floor(spec: NodeSpec, shape: ModelShape) -> Callable[[Scenario], float | None]:
+    """Return what tells the least time of a decode step, in ms, under a load on the engines of `spec` that decode.
+
+    The load is spread over them; a request holds its prompt and half of its answer.
+    """
+    engines = [read_settings(spec, name) for name, each in spec.active_engines().items() if each.role != "prefill"]
+    bandwidth = find_bandwidth(engines[0])
+
+    def tell(scenario: Scenario) -> float | None:
+        if bandwidth is None:
+            return None
+        requests = -(-min(scenario.at_once, len(scenario.turns)) // len(engines))
+        context = sum(turn.prompt + turn.answer // 2 for turn in scenario.turns) // len(scenario.turns)
+        return least_step_s(shape, engines[0], requests, context, bandwidth) * 1e3
+
+    return tell
 
 
 def clear_caches(target: Target) -> None:

@@ -12,23 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 from dsv41_serving.bench.compare import compare_sets, list_obstacles, summarise
 from dsv41_serving.bench.plot import Series, draw_chart
-from dsv41_serving.bench.result import METRICS, TITLES
+from dsv41_serving.bench.result import METRICS, TITLES, percentile
 from dsv41_serving.bench.step_law import explain, read_laws
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dsv41_serving.bench.compare import Difference
-    from dsv41_serving.bench.result import ResultSet
+    from dsv41_serving.bench.result import ResultSet, Run
     from dsv41_serving.bench.step_law import Law
 
-_SHARES = [number / 100 for number in range(1, 101)]
+_SHARES = tuple(number / 100 for number in range(1, 100))
+_SHOWN = (0.1, 0.5, 0.9, 0.99)
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 table { border-collapse: collapse; margin: 1rem 0; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid #8884; }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child, .facts th, .facts td { text-align: left; }
 svg { width: 100%; max-width: 44rem; height: auto; display: block; margin: 1rem 0; }
 code { background: #8882; padding: .1rem .3rem; border-radius: .2rem; overflow-wrap: anywhere; }
 .note { border-left: .25rem solid #c77d0a; padding-left: .8rem; }
@@ -37,7 +38,7 @@ code { background: #8882; padding: .1rem .3rem; border-radius: .2rem; overflow-w
 
 @dataclass(frozen=True)
 class Block:
-    """One part of a page: a heading, a paragraph, a note, a table or a chart."""
+    """One part of a page: a heading, a text, a note, a table of figures, facts, or a chart and its points as rows."""
 
     kind: str
     text: str = ""
@@ -62,10 +63,17 @@ def describe_set(result: ResultSet) -> list[Block]:
     ordinary = [name for name in result.scenarios if not name.startswith("step-")]
     if ordinary:
         blocks += [Block("heading", "Medians"), Block("table", rows=_tabulate_medians(result, ordinary))]
+        blocks.append(
+            Block(
+                "text",
+                "The roofline of decode: the bytes that every step must read (weights once, experts as far as requests "
+                "hit them, KV of each request) over the bandwidth of memory. Speculation can pass it: a step then makes several tokens.",
+            )
+        )
         blocks += [Block("heading", "Distributions"), *(_draw_distribution(result, name) for name in ordinary)]
     if laws := read_laws(result):
         blocks += [Block("heading", "Step law"), _draw_laws(laws), *(Block("text", line) for line in explain(laws))]
-    blocks += [Block("heading", "How it was measured"), Block("table", rows=_tabulate_provenance(result))]
+    blocks += [Block("heading", "How it was measured"), Block("facts", rows=_tabulate_provenance(result))]
     return blocks
 
 
@@ -86,7 +94,7 @@ def describe_comparison(a: ResultSet, b: ResultSet, floor: float) -> list[Block]
     blocks.append(Block("heading", "Distributions"))
     blocks += [_draw_both(a, b, name) for name in a.scenarios if name in b.scenarios]
     for label, result in (("A", a), ("B", b)):
-        blocks += [Block("heading", f"How {label} was measured"), Block("table", rows=_tabulate_provenance(result))]
+        blocks += [Block("heading", f"How {label} was measured"), Block("facts", rows=_tabulate_provenance(result))]
     return blocks
 
 
@@ -97,12 +105,12 @@ def _say_where(result: ResultSet) -> str:
     return (
         f"{deployed.get('profile')} / {deployed.get('shape')}, through the {deployed.get('through')}; "
         f"{machine.get('cpu')}, {gpus}; SGLang {versions.get('sglang')}, NIXL {versions.get('nixl')}; {made.get('date')}; "
-        f"{len(result.launches)} launches."
+        f"{len(result.launches)} {'launch' if len(result.launches) == 1 else 'launches'}."
     )
 
 
 def _tabulate_medians(result: ResultSet, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    head = ("scenario", "requests", "rounds", *(TITLES[metric] for metric in METRICS))
+    head = ("scenario", "requests", "rounds", *(TITLES[metric] for metric in METRICS), "of the roofline")
     rows = [head]
     for name in names:
         runs = result.runs_of(name)
@@ -112,8 +120,16 @@ def _tabulate_medians(result: ResultSet, names: Sequence[str]) -> tuple[tuple[st
             cells.append(_say_value(statistics.median(values)) if values else "-")
         rounds = sum(len(run.rounds) for run in runs)
         requests = len(runs[0].rounds[0].answers)
+        cells.append(_say_share(runs))
         rows.append((f"{name}: {runs[0].says}", f"{requests} ({runs[0].at_once} at once)", str(rounds), *cells))
     return tuple(rows)
+
+
+def _say_share(runs: Sequence[Run]) -> str:
+    """Return how near a step is to the least time in which memory could give what it reads."""
+    gaps = [run.metrics()["itl_ms"] for run in runs if "itl_ms" in run.metrics()]
+    floor = runs[0].floor_ms
+    return f"{floor / statistics.median(gaps):.0%}" if floor and gaps else "-"
 
 
 def _tabulate_differences(rows: Sequence[Difference]) -> tuple[tuple[str, ...], ...]:
@@ -162,16 +178,16 @@ def _draw_both(a: ResultSet, b: ResultSet, name: str) -> Block:
 
 
 def _draw_gaps(title: str, sides: Sequence[tuple[str, ResultSet]], name: str) -> Block:
-    """Draw the share of gaps that are at most so long, for each side."""
-    series = []
+    """Draw the share of gaps that are at most so long, for each side, with a few points of each as rows."""
+    series, rows = [], [("ms", *(f"p{share * 100:.0f}" for share in _SHOWN))]
     for label, result in sides:
         gaps = sorted(
-            gap * 1e3 for run in result.runs_of(name) for one in run.rounds for request in one.itl_s for gap in request
+            gap * 1e3 for run in result.runs_of(name) for one in run.rounds for each in one.itl_s for gap in each
         )
         if gaps:
-            points = tuple((gaps[min(len(gaps) - 1, int(share * len(gaps)))], share * 100) for share in _SHARES[:-1])
-            series.append(Series(label, points))
-    return Block("chart", draw_chart(title, "ms", "% of gaps", series))
+            series.append(Series(label, tuple((percentile(gaps, share), share * 100) for share in _SHARES)))
+            rows.append((label, *(_say_value(percentile(gaps, share)) for share in _SHOWN)))
+    return Block("chart", draw_chart(title, "ms", "% of gaps", series), tuple(rows))
 
 
 def _draw_laws(laws: Sequence[Law]) -> Block:
@@ -190,10 +206,16 @@ def _draw_laws(laws: Sequence[Law]) -> Block:
             tuple((float(point.requests), point.step_s * 1e3) for point in law.points),
             line=False,
             dots=True,
+            like=number,
         )
-        for law in laws
+        for number, law in enumerate(laws)
     ]
-    return Block("chart", draw_chart("Time of a decode step", "requests at once", "ms", [*series, *dots]))
+    levels = sorted({point.requests for law in laws for point in law.points})
+    rows = [("requests at once, ms", *map(str, levels))]
+    for law in laws:
+        steps = {point.requests: _say_value(point.step_s * 1e3) for point in law.points}
+        rows.append((f"after {law.prompt} tokens", *(steps.get(level, "-") for level in levels)))
+    return Block("chart", draw_chart("Time of a decode step", "requests at once", "ms", [*series, *dots]), tuple(rows))
 
 
 def _write_markdown(title: str, blocks: Sequence[Block]) -> str:
@@ -203,7 +225,7 @@ def _write_markdown(title: str, blocks: Sequence[Block]) -> str:
             parts.append(f"## {block.text}")
         elif block.kind == "note":
             parts.append(f"> {block.text}")
-        elif block.kind == "table":
+        elif block.rows:
             head, *rows = (tuple(cell.replace("|", "\\|") for cell in row) for row in block.rows)
             lines = [f"| {' | '.join(head)} |", f"|{'|'.join(['---'] * len(head))}|"]
             parts.append("\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]))
@@ -219,11 +241,11 @@ def _write_html(title: str, blocks: Sequence[Block]) -> str:
             parts.append(f"<h2>{escape(block.text)}</h2>")
         elif block.kind == "note":
             parts.append(f'<p class="note">{_inline(block.text)}</p>')
-        elif block.kind == "table":
+        elif block.kind in {"table", "facts"}:
             head, *rows = block.rows
             cells = "".join(f"<th>{_inline(cell)}</th>" for cell in head)
             body = "".join(f"<tr>{''.join(f'<td>{_inline(cell)}</td>' for cell in row)}</tr>" for row in rows)
-            parts.append(f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>")
+            parts.append(f'<table class="{block.kind}"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>')
         elif block.kind == "chart":
             parts.append(block.text)
         else:

@@ -82,6 +82,8 @@ class Run(_Row):
     prompts_sha256: str
     input_tokens: int
     command: str
+    floor_ms: float | None = None
+    """Least time of a decode step by memory bandwidth; None where that is unknown."""
     rounds: tuple[Round, ...]
 
     def metrics(self) -> dict[str, float]:

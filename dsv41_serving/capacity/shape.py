@@ -45,9 +45,13 @@ class ModelShape(BaseModel):
     index_source_layer_ids: tuple[int, ...] = ()
     index_n_heads: int = 0
     index_head_dim: int = 0
+    index_topk: int = 0
+    candidate_topk_blocks: int = 0
+    candidate_block_size: int = 0
     hc_mult: int = 0
     n_routed_experts: int = 0
     n_shared_experts: int = 0
+    num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
     engram_layer_ids: tuple[int, ...] = ()
     engram_rows_per_table: int = 0

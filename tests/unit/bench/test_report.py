@@ -59,6 +59,15 @@ def test_both_spellings_hold_the_same_numbers() -> None:
     assert markdown.startswith("# embedded\n")
 
 
+def test_the_share_of_the_roofline_is_floor_over_step() -> None:
+    """Unknown bandwidth, no share."""
+    known = make_set([make_run(rounds=[make_round(0.01)], floor_ms=2.5)])
+    markdown, _ = write_pages("x", describe_set(known))
+    assert "| 25% |" in markdown
+    markdown, _ = write_pages("x", describe_set(make_set([make_run()])))
+    assert "| - |" in markdown
+
+
 def test_simulated_acceptance_is_said_first() -> None:
     markdown, html = write_pages("x", describe_set(make_set([make_run()], simulated_acceptance="5.5")))
     note = "Acceptance was simulated (5.5 tokens a step): speed only, the text means nothing."
