@@ -38,7 +38,7 @@ def plan_router(spec: NodeSpec, engines: Sequence[Service], *, python: str) -> S
         "health-check-timeout-secs": router.health_timeout_s,
         "health-failure-threshold": router.health_failures,
         **({"disable-retries": True} if router.retries == 0 else {}),
-        **(_smg_flags(spec) if router.kind == "smg" else {}),
+        **(_smg_flags(spec, engines) if router.kind == "smg" else {}),
         **router.args,
     }
     return Service(
@@ -97,15 +97,16 @@ def _check_thinking(spec: NodeSpec) -> None:
         )
 
 
-def _smg_flags(spec: NodeSpec) -> dict[str, FlagValue]:
+def _smg_flags(spec: NodeSpec, engines: Sequence[Service]) -> dict[str, FlagValue]:
     """Return what smg must be told and sglang-router does not know.
 
     By default smg leaves out a worker with 8 waiting requests or 80 % of its KV in use, and one that made no token for 3 s
     while its queue grows. Behind a pair there is no other: clients would get 503 instead of a place in the queue.
-    Told to hold several models, it answers an unknown one with 404; otherwise with 503, as if the engines were gone.
+    In front of a pair it answers an unknown model with 503, as if the engines were gone; told that it may hold several
+    models, with 404. In front of equals it does so anyway, and in that mode would not take workers from its command line.
     """
     return {
-        "enable-igw": True,
+        **({"enable-igw": True} if any(engine.kind == "prefill" for engine in engines) else {}),
         "disable-worker-overload-protection": True,
         "worker-wedge-secs": spec.router.request_timeout_s,
         "pd-admission-wait-secs": spec.router.queue_timeout_s,

@@ -34,9 +34,6 @@ def parse_args(kind: str, argv: list[str]) -> Any:
         settings.api_key = read_key(find_credential(API_KEY, parsed.api_key_file))
     if settings.server_key_path:
         settings.server_key_path = str(find_credential(TLS_KEY, settings.server_key_path))
-    if kind == "smg":
-        # Its core would keep a stopping router open for 5 s until a load balancer notices; there is none, and no flag.
-        settings.drain_settle_secs = 0
     return settings
 
 

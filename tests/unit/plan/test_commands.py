@@ -398,7 +398,7 @@ def test_no_retries_also_switches_them_off(
 def test_smg_never_leaves_out_the_only_worker_because_it_is_busy(
     two_sockets: Facts, router_parsers: dict[str, argparse.ArgumentParser]
 ) -> None:
-    """And answers an unknown name with 404, which it does when it may hold several models."""
+    """And knows the aliases."""
     overrides = ["router.kind=smg", "contract.aliases=['a', 'b']", "router.request_timeout_s=101"]
     plan = make(two_sockets, "h200x8", "pd", *overrides)
     settings = vars(router_parsers["smg"].parse_args(split(plan.router)[1]))
@@ -406,10 +406,18 @@ def test_smg_never_leaves_out_the_only_worker_because_it_is_busy(
         "disable_worker_overload_protection": True,
         "worker_wedge_secs": 101,
         "pd_admission_wait_secs": 60,
-        "enable_igw": True,
         "disable_tokenizer_autoload": True,
         "model_alias": ["a=deepseek-v4.1-flash", "b=deepseek-v4.1-flash"],
     }.items() <= settings.items()
+
+
+@pytest.mark.parametrize(("shape", "several"), [("pd", True), ("replicas", False), ("tp8", False)])
+def test_smg_may_hold_several_models_in_front_of_a_pair_alone(
+    two_sockets: Facts, router_parsers: dict[str, argparse.ArgumentParser], shape: str, *, several: bool
+) -> None:
+    """A pair then answers an unknown name with 404; equals do so anyway, and would not be registered in that mode."""
+    plan = make(two_sockets, "h200x8", shape, "router.kind=smg")
+    assert router_parsers["smg"].parse_args(split(plan.router)[1]).enable_igw is several
 
 
 @pytest.mark.parametrize(
