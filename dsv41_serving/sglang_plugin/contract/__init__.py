@@ -7,7 +7,8 @@ of SGLang's application and a few hooks behind it. SGLang loads it through the e
 
     plugin      entry point: reads the table, applies the hooks, stops the process when SGLang is not the one they fit
     hooks       the hooks of the server process, one row each
-    seeds       those of the sampler
+    reasoning   a hook of the scheduler: constrained answers after reasoning
+    seeds       hooks of the scheduler: a request's seed
     middleware  the way of one request: read, refuse or normalise, pass on, give errors one shape
     requests    what each endpoint accepts
     thinking    the five spellings of thinking and effort, as one

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def register() -> None:
-    """Apply the contract: all of it in the server process, what concerns the sampler also in a scheduler of its own.
+    """Apply the contract: all of it in the server process, what concerns sampling also in a scheduler of its own.
 
     SGLang calls this in every process. A scheduler that was forked has the hooks already, and they are not applied twice.
     An SGLang that was started by hand, without the table, is left as it is. Exits with status 2 and one line when the
@@ -34,12 +34,11 @@ def register() -> None:
     with drift.stop_on_drift(PLUGIN):
         drift.check_versions({"sglang": drift.VERSIONS["sglang"]})
         contract = _read_contract()
-        from dsv41_serving.sglang_plugin.contract.hooks import make_hooks  # noqa: PLC0415 - imports the web framework
-        from dsv41_serving.sglang_plugin.contract.seeds import HOOKS  # noqa: PLC0415 - imports torch
+        from dsv41_serving.sglang_plugin.contract import hooks, reasoning, seeds  # noqa: PLC0415 - web framework, torch
 
-        hooks = (*make_hooks(contract), *HOOKS) if serves else HOOKS
-        drift.apply(hooks)
-    logger.info("%s: %d hooks in force for %s", PLUGIN, len(hooks), contract.served_model_name)
+        table = (*(hooks.make_hooks(contract) if serves else ()), *reasoning.HOOKS, *seeds.HOOKS)
+        drift.apply(table)
+    logger.info("%s: %d hooks in force for %s", PLUGIN, len(table), contract.served_model_name)
 
 
 def _read_contract() -> Contract:
