@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dsv41_serving.contract.clauses import effort, errors, names, output, prompts, sampling, thinking, tools, wire
+from dsv41_serving.contract.clauses import apis, effort, errors, names, output, prompts, sampling, thinking, tools, wire
 
 if TYPE_CHECKING:
     from dsv41_serving.contract.clause import Clause
@@ -18,5 +18,6 @@ CLAUSES: tuple[Clause, ...] = (
     *tools.CLAUSES,
     *output.CLAUSES,
     *errors.CLAUSES,
+    *apis.CLAUSES,
     *wire.CLAUSES,
 )

@@ -63,6 +63,20 @@ async def tools_named(deployment: Deployment) -> Outcome:
     )
 
 
+@clause("tools-thinking")
+async def tools_thinking(deployment: Deployment) -> Outcome:
+    """A required call also comes when the model thinks first: after the reasoning, however long that would go on."""
+    fields: dict[str, Any] = {"tool_choice": "required", "max_tokens": 2 * LENGTH}
+    choice = (await _ask(deployment, **fields, chat_template_kwargs={"thinking": True})).first
+    return judge(
+        "reasoning, then a valid call",
+        choice,
+        *_faults(choice),
+        *_called(choice),
+        unless(choice.reasoning, "no reasoning"),
+    )
+
+
 @clause("tools-none")
 async def tools_none(deployment: Deployment) -> Outcome:
     """tool_choice none: no call, and the tools are not in the prompt."""
@@ -204,6 +218,7 @@ CLAUSES = (
     tools_auto,
     tools_required,
     tools_named,
+    tools_thinking,
     tools_none,
     tools_parallel,
     tools_stream,

@@ -46,6 +46,7 @@ def report_contract(app: Any, contract: Contract, engine: Engine) -> dict[str, A
             "sampling": dict(engine.sampling),
             "context_length": engine.context_length,
             "strict_thinking": manager.config_value("enable_strict_thinking"),
+            "seeds": manager.config_value("speculative_algorithm") is None,
             "cache_report": manager.config_value("enable_cache_report"),
         },
         "role": manager.config_value("disaggregation_mode"),

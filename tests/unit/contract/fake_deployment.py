@@ -55,7 +55,21 @@ class FakeDeployment(httpx.AsyncBaseTransport):
             return httpx.Response(200, json={"tokens": [number]})
         if path == "/detokenize":
             return httpx.Response(200, json={"text": self.spelt[body["tokens"][0]]})
+        if path in {"/v1/messages", "/v1/responses"}:
+            return self._other_api(path, body)
         return await self._chat(server, body)
+
+    def _other_api(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        if self.has("chat-only"):
+            return self._error(404, "no such path")
+        if body["model"] != self.contract.served_model_name and not self.has("apis-any-model"):
+            return self._error(404, f"there is no model {body['model']}")
+        thinks = self.contract.thinking and not self.has("apis-never-think")
+        name = "default" if self.has("apis-other-name") else self.contract.served_model_name
+        if path == "/v1/messages":
+            return httpx.Response(200, json={"model": name, "content": [{"type": "thinking" if thinks else "text"}]})
+        details = {"output_tokens_details": {"reasoning_tokens": 5 if thinks else 0}}
+        return httpx.Response(200, json={"model": name, "output": [], "usage": details})
 
     def _get(self, server: str, path: str) -> httpx.Response:
         name = self.contract.served_model_name
@@ -75,6 +89,7 @@ class FakeDeployment(httpx.AsyncBaseTransport):
                     key: table[key] for key in ("served_model_name", "reasoning_parser", "tool_call_parser", "thinking")
                 },
                 "sampling": {"temperature": table["temperature"], "top_p": table["top_p"], **other},
+                "seeds": not self.has("speculates"),
             }
             versions = {"sglang": "0.5.23", "deepseek-recipe": "0.2.0"}
             if server == "decode" and self.has("version-changed"):
@@ -149,7 +164,8 @@ class FakeDeployment(httpx.AsyncBaseTransport):
         if "ebnf" in body:
             content = json.loads(body["ebnf"].removeprefix("root ::= "))
         choice = body.get("tool_choice", "auto" if body.get("tools") else "none")
-        if choice == "required" and not self.has("required-ignored"):
+        stopped = bool(reasoning) and self.has("stops-thinking")
+        if choice == "required" and not self.has("required-ignored") and not stopped:
             content, calls = "", [_call("get_weather", {"city": "Paris"})]
         if isinstance(choice, dict):
             name = "get_weather" if self.has("named-ignored") else choice["function"]["name"]

@@ -11,6 +11,7 @@ from dsv41_serving.contract.suite import all_kept, choose, run_clauses
 from dsv41_serving.spec.model import Contract
 from tests.unit.contract.fake_deployment import FakeDeployment, as_deployment
 
+APIS = ("messages-api", "responses-api")
 BREAKS = [
     ("router-old-name", "model-listed"),
     ("engine-path", "model-listed"),
@@ -31,6 +32,7 @@ BREAKS = [
     ("markup-in-auto", "tools-auto"),
     ("required-ignored", "tools-required"),
     ("named-ignored", "tools-named"),
+    ("stops-thinking", "tools-thinking"),
     ("none-renders-tools", "tools-none"),
     ("one-call", "tools-parallel"),
     ("parser-off", "tools-parallel"),
@@ -56,6 +58,7 @@ BREAKS = [
     ("schema-unchecked", "error-tool-schema"),
     ("images-dropped", "error-image"),
     ("stream-error-200", "error-stream"),
+    *((fault, clause) for fault in ("apis-any-model", "apis-never-think", "apis-other-name") for clause in APIS),
     ("kv-leak", "disconnect"),
     ("router-drops-field", "router-keeps-fields"),
     ("router-other-prompt", "router-keeps-fields"),
@@ -66,7 +69,7 @@ BREAKS = [
 @pytest.fixture(autouse=True)
 def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What never happens need not be waited for."""
-    monkeypatch.setattr(output, "CHOICES_LIMIT_S", 0.2)
+    monkeypatch.setattr(output, "CHOICES_LIMIT_S", 2.0)
     monkeypatch.setattr(wire, "FREED_WITHIN_S", 0.2)
     monkeypatch.setattr(wire, "POLL_S", 0.01)
 
@@ -123,6 +126,16 @@ def test_what_a_foreign_server_cannot_do_is_a_skip_and_a_miss_in_our_own() -> No
     assert seen["sampling-seeded"] == ("skip", "seeds are not honoured: the same seed gave two texts")
     assert seen["tools-parallel"][0] == "skip"
     assert {verdict for verdict, _ in outcomes(Unseeded(), *asked).values()} == {"MISS"}
+
+
+def test_apis_that_are_not_served_and_seeds_that_cannot_be_are_skips() -> None:
+    """Which is the case with sglang-router, and with speculative decoding."""
+    seen = outcomes(FakeDeployment("chat-only", "speculates"), *APIS, "sampling-seeded")
+    assert seen == {
+        "messages-api": ("skip", "not served here: /v1/messages is 404"),
+        "responses-api": ("skip", "not served here: /v1/responses is 404"),
+        "sampling-seeded": ("skip", "speculative decoding draws without seeds"),
+    }
 
 
 def test_half_of_a_pair_is_asked_only_what_it_can_answer() -> None:
