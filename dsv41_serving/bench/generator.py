@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from dsv41_serving.bench.result import Round
 from dsv41_serving.errors import GateError
+from dsv41_serving.plan.model import Placement
+from dsv41_serving.run.session import prepare_child
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +59,14 @@ def run_round(
             output=str(output),
         )
         done = subprocess.run(
-            command, env=dict(env), capture_output=True, text=True, check=False, timeout=_PATIENCE_S, cwd=directory
+            command,
+            env=dict(env),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_PATIENCE_S,
+            cwd=directory,
+            preexec_fn=prepare_child(Placement(gpus=(), numa_node=None, cpus=()), pin=False),  # it ends with us
         )
         if done.returncode or not output.is_file():
             lines = (done.stderr or done.stdout).strip().splitlines()

@@ -29,7 +29,8 @@ def judge_ptrace(scene: Scene) -> Outcome | None:
     """Return whether Yama lets processes of one user reach each other."""
     scope = scene.facts.kernel.ptrace_scope
     if scope:
-        return failed(
+        outcome = failed if scene.on_gpus else warned
+        return outcome(
             f"kernel.yama.ptrace_scope = {scope}: the hand-off falls to a slow lane in silence",
             "sudo sysctl -w kernel.yama.ptrace_scope=0 (and in /etc/sysctl.d/)",
         )
@@ -42,7 +43,8 @@ def judge_copying(scene: Scene) -> Outcome | None:
     refused = {name: what for name, what in calls.items() if what != "ok"}
     if refused:
         named = ", ".join(f"{name}: {what}" for name, what in refused.items())
-        return failed(
+        outcome = failed if scene.on_gpus else warned
+        return outcome(
             named,
             "sysctl kernel.yama.ptrace_scope; in a unit: SystemCallFilter=pidfd_getfd, no PrivateUsers; in a container: --cap-add SYS_PTRACE",
         )

@@ -30,14 +30,17 @@ def judge_lock(scene: Scene) -> Outcome | None:
     packages = scene.packages
     if packages.locked is None:
         return warned("this installation has no lock file to compare with", _REINSTALL)
-    if packages.differences:
-        first = packages.differences[0]
+    others = [each for each in packages.differences if each.found is not None]
+    absent = len(packages.differences) - len(others)
+    if others:
+        first = others[0]
         return failed(
-            f"{len(packages.differences)} of {packages.locked} differ, first {first.name}: "
-            f"{first.found or 'missing'} instead of {first.wanted}",
+            f"{len(others)} of {packages.locked} differ, first {first.name}: {first.found} instead of {first.wanted}",
             _REINSTALL,
         )
-    return passed(f"{packages.locked} packages as locked")
+    # A node gets what its extras need; development tools are absent there.
+    left_out = f", {absent} not installed here" if absent else ""
+    return passed(f"{packages.locked - absent} packages as locked{left_out}")
 
 
 def judge_python(scene: Scene) -> Outcome | None:

@@ -407,6 +407,22 @@ def test_a_closed_file_with_a_key_passes(node: Scene) -> None:
     assert ask(scene, "network.secrets").verdict == "pass"
 
 
+def test_packages_that_a_node_does_not_need_may_be_absent(node: Scene) -> None:
+    """It installs what its extras name; the lock also holds development tools."""
+    absent = (LockDifference(name="pytest", wanted="8.0", found=None),)
+    assert (
+        ask(on.packages(differences=absent)(node), "versions.lock").seen
+        == "259 packages as locked, 1 not installed here"
+    )
+
+
+def test_without_gpus_a_slow_lane_is_a_warning(facts_of: Callable[[str], Facts]) -> None:
+    """The embedded stack hands over through sockets as well; a node of GPUs must not."""
+    scene = on.kernel(ptrace_scope=1)(on.good_scene(facts_of("laptop"), "embedded"))
+    scene = replace(scene, copying=Copying(pidfd_getfd="ok", process_vm_readv="Operation not permitted"))
+    assert (ask(scene, "kernel.ptrace").verdict, ask(scene, "kernel.copying").verdict) == ("warn", "warn")
+
+
 def test_tables_on_the_host_are_asked_about_where_they_are(node: Scene) -> None:
     scene = on.spec(HOST_TABLES)(node)
     assert ask(scene, "memory.engram").seen == "2 copies, 378.1 GiB"
