@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-Reason = Literal["gpu", "fault", "numa", "preflight"]
+Reason = Literal["gpu", "fault", "numa"]
 REASONS: dict[Reason, str] = {
     "gpu": "needs an NVIDIA driver",
     "fault": "has data only while something is wrong",
     "numa": "needs engines bound to NUMA nodes, which the embedded profile does not do",
-    "preflight": "needs a hand-off measured by preflight",
 }
 
 # (board, panel, legend): reason. Only the embedded stack, without GPU and without faults, is this silent.
 SILENT: dict[tuple[str, str, str], Reason] = {
-    ("dsv41-main", "Hand-off speed", "measured by preflight"): "preflight",
-    ("dsv41-main", "Lane", "{{lane}}"): "preflight",
     ("dsv41-node", "GPUs now", "{{gpu}}"): "gpu",
     ("dsv41-node", "Utilisation", "GPU {{gpu}}"): "gpu",
     ("dsv41-node", "GPU memory", "GPU {{gpu}}"): "gpu",

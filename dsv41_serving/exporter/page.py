@@ -58,6 +58,10 @@ class Page(Collector):
         return registry
 
 
+UNKNOWN_EVERY_S = 10.0
+"""How soon a slow source is asked again that had nothing to say: engines that are about to start."""
+
+
 class Background:
     """A source that is too slow or too costly for a scrape: read every `every_s` seconds in a thread of its own.
 
@@ -91,4 +95,5 @@ class Background:
                 self._families = list(self._source.read())
             except Exception as problem:  # noqa: BLE001 - kept for the scrape to count
                 self._problem = problem
-            self._stop.wait(self._every_s)
+            known = any(family.samples for family in self._families)
+            self._stop.wait(self._every_s if known else min(self._every_s, UNKNOWN_EVERY_S))

@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObservedStack]:
     """The stack under a real Prometheus with the rendered configuration, exporters and Alertmanager beside it.
 
-    After a mixed load, a run of the canary and a look at the contract, so that every metric that can move has moved.
+    After a transport proof, a mixed load, a run of the canary and a look at the contract: what can move has moved.
     """
     missing = [package for command, package in _PACKAGES.items() if not shutil.which(command)]
     if missing:
@@ -37,6 +37,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObservedStack
     watched = ObservedStack(tmp_path_factory.mktemp("observed"))
     try:
         watched.up()
+        watched.stack.run("transport", "prove")
         watched.load(2)
         watched.stack.run("canary")
         watched.stack.run("contract", "watch", "--once")

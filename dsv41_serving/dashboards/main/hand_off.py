@@ -27,7 +27,7 @@ HAND_OFF = Row(
             question="Does the hand-off run at the speed of the link?",
             reading=(
                 "Per request, seen at prefill. The mean is bytes over time; a small request never reaches the speed of the "
-                "link. The lowest bucket of the quantiles ends at 0.1 GB/s: below it only the mean tells the truth."
+                "link, which `dsv41 transport prove` measures. The lowest bucket of the quantiles ends at 0.1 GB/s: below it only the mean tells the truth."
             ),
             kind="lines",
             unit="GBs",
@@ -42,7 +42,7 @@ HAND_OFF = Row(
                     ),
                     "mean",
                 ),
-                Query(f"max({select('dsv41_handoff_baseline_gb_s')})", "measured by preflight"),
+                Query(f"max({select('dsv41_handoff_baseline_gb_s')})", "what the link can do"),
             ),
             width=8,
             alerts=("Dsv41HandoffSlow",),
@@ -111,14 +111,14 @@ HAND_OFF = Row(
         Panel(
             title="Lane",
             question="Which transport carries the hand-off?",
-            reading="As preflight saw it. tcp where another lane was planned costs an order of magnitude.",
+            reading="As `dsv41 transport prove` saw it. tcp where another lane was planned costs an order of magnitude.",
             kind="stat",
             unit="string",
             queries=(Query(select("dsv41_handoff_lane_info"), "{{lane}}"),),
             width=8,
             base="text",
             says="name",
-            empty="preflight has not measured it",
+            empty="nobody measured it: dsv41 transport prove",
             alerts=("Dsv41LaneIsTcp",),
         ),
     ),
