@@ -19,6 +19,7 @@ from grafana_foundation_sdk.models.common import (
     GraphThresholdsStyleMode,
     LegendDisplayMode,
     LegendPlacement,
+    ScaleDistribution,
     SortOrder,
     StackingMode,
     TooltipDisplayMode,
@@ -251,6 +252,9 @@ def _lines(panel: Panel) -> timeseries.Panel:
     )
     if panel.kind == "stack":
         builder = builder.stacking(common.StackingConfig().mode(StackingMode.NORMAL).group("A"))
+    if panel.logarithmic:
+        scale = common.ScaleDistributionConfig().type(ScaleDistribution.LOG).log(10)
+        builder = builder.scale_distribution(scale)
     if panel.steps:
         builder = builder.thresholds_style(common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED))
     return builder

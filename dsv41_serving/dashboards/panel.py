@@ -65,6 +65,8 @@ class Panel:
     words: tuple[Word, ...] = ()
     bounds: tuple[float | None, float | None] = (0, None)
     """Ends of the axis; None leaves one to Grafana."""
+    logarithmic: bool = False
+    """Whether curves of very different size share the axis; zero has no place on it."""
     decimals: int | None = None
     empty: str = "no data"
     """What the panel says when no query has an answer."""

@@ -27,7 +27,7 @@ RANGE_S = 300
 WINDOW_SCRAPE_S = 5
 BUILD_TIMEOUT_S = 600
 DRAW_TIMEOUT_S = 600
-COLORS = 64
+COLORS = 256
 IN_THE_DOCUMENTATION = (
     "dsv41-main-kiosk",
     "dsv41-main-laptop",

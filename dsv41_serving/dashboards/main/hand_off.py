@@ -45,6 +45,8 @@ HAND_OFF = Row(
                 Query(f"max({select('dsv41_handoff_baseline_gb_s')})", "what the link can do"),
             ),
             width=8,
+            bounds=(None, None),
+            logarithmic=True,
             alerts=("Dsv41HandoffSlow",),
         ),
         Panel(
