@@ -13,6 +13,7 @@ import json
 import math
 import random
 import re
+import socket
 import statistics
 import subprocess
 import sys
@@ -154,7 +155,9 @@ def _write_series(text: TextIO, series: Series, begin: float, start: float, chan
 @contextmanager
 def serve(tsdb: Path) -> Iterator[str]:
     """Run a Prometheus on the blocks in `tsdb` that scrapes nothing; yield its address once it answers."""
-    port = 39090
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     config = tsdb.parent / "prometheus.yml"
     config.write_text("scrape_configs: []\n", encoding="utf-8")
     url = f"http://127.0.0.1:{port}"
