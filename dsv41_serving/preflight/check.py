@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from dsv41_serving.capacity.estimate import NodeCapacity
     from dsv41_serving.errors import InputError
     from dsv41_serving.facts.copying import Copying
     from dsv41_serving.facts.directory import Directory, SecretFile
@@ -47,6 +48,8 @@ class Scene:
     secrets: Mapping[str, SecretFile]
     """By the key of the description that names it, such as router.api_key_file."""
     checkpoint: CheckpointFacts
+    capacity: NodeCapacity | None
+    """What the shape can hold on these GPUs; None where the sizes of the model or of a GPU are not known."""
     packages: Packages
     copying: Copying
     traces: Traces

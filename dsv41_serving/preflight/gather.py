@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from typing import TYPE_CHECKING
 
+from dsv41_serving.capacity import estimate_node, read_shape, request
 from dsv41_serving.errors import InputError
 from dsv41_serving.facts.copying import try_copying
 from dsv41_serving.facts.directory import read_directory, read_secret
@@ -19,8 +20,9 @@ from dsv41_serving.resources import lock_file
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dsv41_serving.capacity import NodeCapacity
     from dsv41_serving.facts.model import Facts
-    from dsv41_serving.spec import LoadedSpec
+    from dsv41_serving.spec import LoadedSpec, NodeSpec
 
 
 def gather_scene(loaded: LoadedSpec, facts: Facts, root: Path, *, python: str, hashes: bool = False) -> Scene:
@@ -54,7 +56,19 @@ def gather_scene(loaded: LoadedSpec, facts: Facts, root: Path, *, python: str, h
             if (path := getattr(spec.router, key))
         },
         checkpoint=read_checkpoint(spec, hashes=hashes),
+        capacity=_estimate(spec, facts),
         packages=read_packages(lock_file()),
         copying=try_copying(),
         traces=read_traces(spec.node.state_dir),
     )
+
+
+def _estimate(spec: NodeSpec, facts: Facts) -> NodeCapacity | None:
+    """Return what the shape can hold here; None when this is not known, which other checks say."""
+    if not facts.gpus:
+        return None
+    try:
+        shape = read_shape(request.find_checkpoint(spec), spec.model.name)
+        return estimate_node(spec, shape, request.find_gpu_bytes(spec, facts, None))
+    except InputError:
+        return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dsv41_serving.capacity.report import list_shortages
 from dsv41_serving.plan.memory import gib
 from dsv41_serving.preflight.check import Check, failed, join_gpus, passed, warned
 
@@ -81,6 +82,16 @@ def judge_memory(scene: Scene) -> Outcome | None:
     return passed(
         "; ".join(f"{line.what.removeprefix('each GPU of ')}: {gib(line.needed)} of weights" for line in lines)
     )
+
+
+def judge_capacity(scene: Scene) -> Outcome | None:
+    """Return whether weights, one request of the longest context, graphs and temporaries fit on each GPU."""
+    if scene.capacity is None:
+        return None
+    if lines := list_shortages(scene.capacity):
+        return failed("; ".join(lines), "dsv41 capacity")
+    held = ", ".join(f"{each.settings.name} {each.tokens:,} tokens" for each in scene.capacity.engines)
+    return passed(f"KV for {held}")
 
 
 def judge_idle(scene: Scene) -> Outcome | None:
@@ -264,6 +275,13 @@ CHECKS = (
         judge_memory,
         each_gpu=True,
         needs_plan=True,
+    ),
+    Check(
+        "capacity",
+        "Do pools, graphs and temporaries fit as well?",
+        "vllm#40899, sglang#35201: scratch that is in nobody's budget",
+        judge_capacity,
+        each_gpu=True,
     ),
     Check(
         "idle",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dsv41_serving.capacity import estimate_node, read_shape
 from dsv41_serving.check.start import PINNED
 from dsv41_serving.errors import InputError
 from dsv41_serving.facts import Limits
@@ -34,6 +35,7 @@ UNLIMITED = Limits(memlock_soft=None, memlock_hard=None, nofile_soft=1048576, no
 def good_scene(facts: Facts, profile: str, *overrides: str) -> Scene:
     """Return a node of `profile` on the machine `facts` in which every check passes that can."""
     spec = load_spec(profile=profile, overrides=overrides).spec
+    on_gpus = bool(facts.gpus) and spec.engine.device == "cuda"
     gpus = tuple(gpu.model_copy(update={"health": healthy(gpu, len(facts.gpus))}) for gpu in facts.gpus)
     facts = facts.model_copy(update={"gpus": gpus})
     try:
@@ -74,6 +76,7 @@ def good_scene(facts: Facts, profile: str, *overrides: str) -> Scene:
         directories={name: directory(f"/srv/{name}") for name in ("state", "cache", "temporary", "model", "crash")},
         secrets={},
         checkpoint=checkpoint,
+        capacity=estimate_node(spec, read_shape(None, "deepseek-v4.1-flash"), 143_771 << 20) if on_gpus else None,
         packages=Packages(
             python=(3, 11),
             versions=dict(PINNED),
@@ -220,7 +223,7 @@ def spec(*overrides: str) -> Change:
 
     def change(scene: Scene) -> Scene:
         fresh = good_scene(scene.facts, scene.spec.profile, *overrides)
-        return replace(scene, spec=fresh.spec, made=fresh.made, problem=fresh.problem)
+        return replace(scene, spec=fresh.spec, made=fresh.made, problem=fresh.problem, capacity=fresh.capacity)
 
     return change
 

@@ -134,6 +134,13 @@ WRONG: dict[str, list[tuple[Callable[[Scene], Scene], str, str]]] = {
             "prefill: 139.7 GiB of weights, 92% of 140.4 GiB allowed",
         ),
     ],
+    "gpu.capacity": [
+        (
+            on.spec("engines.prefill.memory_fraction=0.85"),
+            "fail",
+            "does not fit: prefill is ",
+        ),
+    ],
     "gpu.idle": [
         (on.gpu(4, processes=(7, 9)), "fail", "GPU 4: pid 7, 9"),
         (on.gpu(4, processes=None), "warn", "does not list processes"),
