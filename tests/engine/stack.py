@@ -20,8 +20,14 @@ from dsv41_serving.run.record import ServiceRecord
 
 
 def _choose_ports() -> dict[str, int]:
-    """Return a block of ports that nothing listens on now, so that two test runs on one machine do not meet."""
-    for base in range(32000, 60000, 1000):
+    """Return a block of ports that nothing listens on now, so that two test runs on one machine do not meet.
+
+    Where a run begins to look depends on its pid: engines take a minute until they listen, and another run that starts
+    meanwhile sees the block free.
+    """
+    blocks = [*range(32000, 60000, 1000)]
+    first = os.getpid() % len(blocks)
+    for base in (*blocks[first:], *blocks[:first]):
         ports = {
             "engines.prefill.port": base + 100,
             "engines.prefill.bootstrap_port": base + 198,
