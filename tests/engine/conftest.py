@@ -1,4 +1,4 @@
-"""The real stack on this machine: SGLang on the CPU, NIXL over UCX, sglang-router, the distilled toy model."""
+"""The real stack on this machine: SGLang on the CPU, NIXL over UCX, smg, the distilled toy model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _note_real_parts(state_dir: Path) -> None:
     lane = re.search(r"NIXL.*backend.*|Backend UCX.*", log)
     _REAL["engine"] = f"SGLang {version('sglang')} on torch {version('torch')}, CPU, prefill + decode processes"
     _REAL["hand-off"] = f"NIXL {version('nixl')}" + (f": {lane[0][:100]}" if lane else ", UCX")
-    _REAL["router"] = f"sglang-router {version('sglang-router')}"
+    _REAL["router"] = f"smg {version('smg')}"
     _REAL["client"] = f"openai {version('openai')}, curl"
 
 

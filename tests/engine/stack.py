@@ -80,6 +80,12 @@ class StackUnderTest:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
+    def check_contract(self, *arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:
+        """Return the exit code of `contract check` and its clauses by name."""
+        done = self.run("contract", "check", "--json", *arguments)
+        assert done.stdout, done.stderr
+        return done.returncode, {row["clause"]: row for row in json.loads(done.stdout)["clauses"]}
+
     def status(self) -> dict[str, dict[str, Any]]:
         return {row["service"]: row for row in json.loads(self.run("status", "--json").stdout)}
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HELLO = [{"role": "user", "content": "What is the capital of France?"}]
+ENGINE = f"http://127.0.0.1:{PORTS['engines.prefill.port']}"
 PLAIN = {"chat_template_kwargs": {"thinking": False}}
 
 
@@ -40,29 +41,36 @@ def test_n_samples(stack: StackUnderTest) -> None:
     assert ask(stack, n=9).json()["error"]["param"] == "n"
 
 
+@pytest.mark.parametrize("front", ["router", "engine"])
+def test_every_clause_is_kept(stack: StackUnderTest, front: str) -> None:
+    """Through the router, and by the engine that is asked directly."""
+    code, clauses = stack.check_contract(*(("--url", ENGINE) if front == "engine" else ()))
+    assert {name: row["seen"] for name, row in clauses.items() if row["verdict"] == "miss"} == {}
+    skipped = {name: row["seen"] for name, row in clauses.items() if row["verdict"] == "skip"}
+    assert skipped == ({"router-keeps-fields": "this is not a router"} if front == "engine" else {})
+    assert code == 0
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_errors_reach_the_client_whole(stack: StackUnderTest, *, stream: bool) -> None:
     unknown = ask(stack, model="other", stream=stream)
-    assert unknown.status_code == 404
-    assert unknown.json() == {
-        "error": {
-            "message": f"The model 'other' does not exist; this server serves '{MODEL}'",
-            "type": "invalid_request_error",
-            "param": "model",
-            "code": "model_not_found",
-        }
-    }
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
     long = ask(stack, messages=[{"role": "user", "content": "word " * 8200}], stream=stream)
     assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
-def test_other_apis_at_the_engine(stack: StackUnderTest) -> None:
-    """The router offers neither; what an engine answers there keeps the contract."""
-    url = f"http://127.0.0.1:{PORTS['engines.prefill.port']}"
-    assert stack.record("single").pid
+@pytest.mark.parametrize("front", ["router", "engine"])
+def test_other_apis(stack: StackUnderTest, front: str) -> None:
+    """The router passes both on; thinking can be turned off in the words of each."""
+    url = stack.url if front == "router" else ENGINE
     messages = httpx.post(f"{url}/v1/messages", json={"model": MODEL, "messages": HELLO, "max_tokens": 8}, timeout=60)
     assert messages.json()["model"] == MODEL
     assert messages.json()["content"][0]["type"] == "thinking"
-    responses = httpx.post(f"{url}/v1/responses", json={"input": "Say yes.", "max_output_tokens": 8}, timeout=60)
-    assert responses.json()["model"] == MODEL
-    assert responses.json()["output"][0]["type"] == "reasoning"
+    plain = {"model": MODEL, "messages": HELLO, "max_tokens": 8, "thinking": {"type": "disabled"}}
+    assert httpx.post(f"{url}/v1/messages", json=plain, timeout=60).json()["content"][0]["type"] == "text"
+    asked = {"model": MODEL, "input": "Say yes.", "max_output_tokens": 8}
+    responses = httpx.post(f"{url}/v1/responses", json=asked, timeout=60).json()
+    assert responses["model"] == MODEL
+    assert responses["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+    at_once = httpx.post(f"{url}/v1/responses", json={**asked, "reasoning": {"effort": "none"}}, timeout=60).json()
+    assert at_once["output"][0]["type"] == "message"

@@ -24,32 +24,26 @@ if TYPE_CHECKING:
 
 NO_PEER = {"bootstrap_host": "2.2.2.2", "bootstrap_room": 0}
 TOKENS_PER_ROUND = 200
-# sglang-router 0.3.2 drops the field `thinking` before an engine could see it.
-LOST_BY_ROUTER = ("thinking-config",)
 
 
-def check(stack: StackUnderTest, *arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Return the exit code of `contract check` and its clauses by name."""
-    done = stack.run("contract", "check", "--json", *arguments)
-    assert done.stdout, done.stderr
-    return done.returncode, {row["clause"]: row for row in json.loads(done.stdout)["clauses"]}
+def verdicts(clauses: dict[str, dict[str, Any]], verdict: str) -> dict[str, str]:
+    """Return what was seen of every clause with `verdict`."""
+    return {name: row["seen"] for name, row in clauses.items() if row["verdict"] == verdict}
 
 
 def test_every_clause_is_kept_through_the_router(stack: StackUnderTest, tmp_path: Path) -> None:
-    """Only what this router is documented to lose may be missed, and only ignored seeds be skipped."""
+    """All of them: none is skipped."""
     file = tmp_path / "contract.xml"
-    code, clauses = check(stack, "--junit", str(file))
-    missed = {name: row["seen"] for name, row in clauses.items() if row["verdict"] == "miss"}
-    assert set(missed) <= set(LOST_BY_ROUTER), missed
-    assert {name for name, row in clauses.items() if row["verdict"] == "skip"} <= {"sampling-seeded"}
-    assert code == (1 if missed else 0)
+    code, clauses = stack.check_contract("--junit", str(file))
+    assert (verdicts(clauses, "miss"), verdicts(clauses, "skip")) == ({}, {})
+    assert code == 0
     assert 'name="model-listed"' in file.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("service", ["prefill", "decode"])
 def test_each_engine_keeps_what_it_can_be_asked_alone(stack: StackUnderTest, service: str) -> None:
     url = f"http://127.0.0.1:{PORTS[f'engines.{service}.port']}"
-    code, clauses = check(stack, "--url", url)
+    code, clauses = stack.check_contract("--url", url)
     assert code == 0, [row for row in clauses.values() if row["verdict"] == "miss"]
     proven = {name for name, row in clauses.items() if row["verdict"] == "pass"}
     assert {"model-listed", "encoding", "effort-rendered", "engines-agree", "error-model"} <= proven
@@ -120,6 +114,26 @@ def test_watch_keeps_a_baseline_and_sees_an_edited_sampling_file(stack: StackUnd
     )
 
 
+class TestOtherRouter:
+    """The same engines behind sglang-router 0.3.2."""
+
+    @pytest.fixture(scope="class")
+    def other(self, node: StackUnderTest) -> Iterator[StackUnderTest]:
+        node.down()
+        other = StackUnderTest(node.state_dir, [*node.overrides, 'router.kind="sglang-router"'])
+        other.up()
+        yield other
+        other.down()
+
+    def test_it_loses_one_spelling_of_thinking_and_serves_chats_alone(self, other: StackUnderTest) -> None:
+        code, clauses = other.check_contract()
+        assert verdicts(clauses, "miss") == {
+            "thinking-config": "enabled: reasoning, disabled: reasoning; 'disabled' is ignored"
+        }
+        assert set(verdicts(clauses, "skip")) == {"messages-api", "responses-api"}
+        assert code == 1
+
+
 class TestFaults:
     """The suite of a sound plan against a stack that was started from another one."""
 
@@ -135,7 +149,7 @@ class TestFaults:
         wrong.down()
 
     def test_each_wrong_setting_turns_its_clause_red(self, other: StackUnderTest) -> None:
-        code, clauses = check(other, "model-listed", "error-model", "engines-agree")
+        code, clauses = other.check_contract("model-listed", "error-model", "engines-agree")
         assert code == 1
         assert {name for name, row in clauses.items() if row["verdict"] == "miss"} >= {"model-listed", "engines-agree"}
         assert "prefill has temperature = 1.0, the plan 0.6" in clauses["engines-agree"]["seen"]
@@ -144,7 +158,7 @@ class TestFaults:
     def test_thinking_and_temperature_are_seen_in_the_answers(self, other: StackUnderTest) -> None:
         """Asked by the name that is served, so that only the behaviour differs."""
         named = StackUnderTest(other.state_dir, [*other.overrides, self.OTHER[0]])
-        _, clauses = check(named, "thinking-default", "temperature-default", "thinking-on")
+        _, clauses = named.check_contract("thinking-default", "temperature-default", "thinking-on")
         assert clauses["thinking-default"]["verdict"] == "miss"
         assert clauses["temperature-default"]["verdict"] == "miss"
         assert clauses["thinking-on"]["verdict"] == "pass"
