@@ -12,6 +12,7 @@ import pytest
 
 from dsv41_serving.bench.embedded import insert_table
 from dsv41_serving.cli import cli
+from dsv41_serving.contract.reference import insert_all
 from dsv41_serving.run.up import how_to_call
 from dsv41_serving.spec import load_spec, profile_names
 
@@ -76,6 +77,15 @@ def test_readme_example_is_what_up_prints():
 def test_figures_in_the_readme_are_those_of_the_result_file():
     result = json.loads((REPOSITORY / "deploy/results/embedded.json").read_text(encoding="utf-8"))
     assert insert_table(README, result) == README
+
+
+def test_api_in_the_readme_is_the_table_and_the_record():
+    """`python -m dsv41_serving.contract.reference README.md` writes it."""
+    assert insert_all(README) == README
+    record = json.loads((REPOSITORY / "deploy/contract/router-fields.json").read_text(encoding="utf-8"))
+    assert {f"{len(found['chat']) + len(found['completions'])} fields" for found in record["routers"].values()} == {
+        re.findall(r"(\d+ fields) and forms", README)[0]
+    }
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
