@@ -71,7 +71,7 @@ def judge_memlock(scene: Scene) -> Outcome | None:
         and own.memlock_soft < scene.spec.memory.engram_bytes + (1 << 30)
     ):
         return warned(
-            f"this shell may lock {gib(own.memlock_soft)}; units ask for LimitMEMLOCK=infinity themselves",
+            f"this shell may lock {own.memlock_soft >> 20} MiB; units ask for LimitMEMLOCK=infinity themselves",
             "ulimit -l unlimited before `dsv41 up`, or memlock in /etc/security/limits.d/",
         )
     return passed("unlimited" if own is None or own.memlock_soft is None else gib(own.memlock_soft))

@@ -160,3 +160,13 @@ def test_a_shortage_names_what_would_fit() -> None:
     (line,) = list_shortages(node)
     assert line.startswith("does not fit: prefill is ")
     assert f"set engines.prefill.max_total_tokens = {node.engines[0].safe_tokens}" in line
+
+
+def test_the_stored_shape_of_the_toy_model_is_the_one_that_was_measured(tmp_path: Path) -> None:
+    """So that a fresh checkout can plan before it has made the model."""
+    assert read_shape(None, "smollm2-v41").model_copy(update={"origin": ""}) == SMOLLM2
+    done = capacity(
+        tmp_path, "laptop", "--profile", "embedded", f"--set=node.cache_dir={tmp_path}", "capacity", "--json"
+    )
+    assert done.exit_code == 0
+    assert json.loads(done.output)["shapes"][0]["engines"][1]["pool_bytes"] == 23040 * 32769

@@ -271,7 +271,7 @@ WRONG: dict[str, list[tuple[Callable[[Scene], Scene], str, str]]] = {
         (on.memory(shm_free_bytes=None), "fail", "no shared memory"),
     ],
     "memory.memlock": [
-        (on.facts(limits=lock_memory(8388608, None)), "warn", "this shell may lock 0.0 GiB"),
+        (on.facts(limits=lock_memory(8388608, None)), "warn", "this shell may lock 8 MiB"),
         (on.host(init_limits=lock_memory(8388608, 8388608)), "warn", "process 1 itself is limited to 8388608 bytes"),
     ],
     "memory.open-files": [
