@@ -109,6 +109,8 @@ def test_a_node_that_nobody_talks_to_pages_until_the_canary_does(drill: Observed
     assert drill.stack.run("canary").returncode == 0
     assert drill.stack.run("contract", "watch", "--once").returncode == 0
     webhook.wait_for("Dsv41CanaryStale", "resolved")
+    endings = {row["metric"]["ending"] for row in drill.ask("sum by (ending) (dsv41_answers_total)")}
+    assert {"stop", "length"} <= endings
     pages = {each["labels"]["alertname"] for each in webhook.alerts if each["labels"]["severity"] == "page"}
     assert pages == {"Dsv41CanaryStale"}
 

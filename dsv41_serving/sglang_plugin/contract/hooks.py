@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dsv41_serving.sglang_plugin.contract.answers import count_answer
 from dsv41_serving.sglang_plugin.contract.errors import describe, describe_validation
 from dsv41_serving.sglang_plugin.contract.middleware import ContractMiddleware
 from dsv41_serving.sglang_plugin.contract.requests import ROUTES
@@ -128,5 +129,13 @@ def make_hooks(contract: Contract) -> tuple[Patch, ...]:
             hook=unroll_samples,
             why="n > 1 between a prefill and a decode engine hangs, all samples sharing one bootstrap room; with a seed all are the same",
             effect="each sample is a request of its own with a room and a seed of its own",
+        ),
+        Patch(
+            target="sglang.srt.managers.tokenizer_manager.TokenizerManager.collect_metrics",
+            signature="(self, state, recv_obj, i)",
+            kind="after",
+            hook=count_answer,
+            why="nothing says how answers end: empty ones, cut ones and good ones are all 200",
+            effect="the engine's page has dsv41_answers_total by ending",
         ),
     )

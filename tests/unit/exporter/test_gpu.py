@@ -1,0 +1,126 @@
+"""The GPU source against a driver's library made of answers: numbers in base units, and silence where a GPU has none."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from dsv41_serving.exporter.gpu import GpuSource
+
+
+class FakeNvml:
+    """NVML with one GPU; constants and errors are the real ones, `answers` overrides functions by name."""
+
+    def __init__(self, **answers: Any) -> None:
+        self._xid_told = threading.Event()
+        self._answers = {
+            "nvmlInit": lambda: None,
+            "nvmlDeviceGetCount": lambda: 1,
+            "nvmlDeviceGetHandleByIndex": lambda index: f"handle {index}",
+            "nvmlDeviceGetName": lambda _: "NVIDIA H200",
+            "nvmlDeviceGetUUID": lambda _: "GPU-1",
+            "nvmlDeviceGetPciInfo": lambda _: SimpleNamespace(busId="00000000:1B:00.0"),
+            "nvmlDeviceGetTotalEccErrors": lambda _handle, kind, _counter: 3 + kind,
+            "nvmlDeviceGetRemappedRows": lambda _: (2, 1, 1, 0),
+            "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: (
+                pynvml.nvmlClocksThrottleReasonSwPowerCap | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown
+            ),
+            "nvmlDeviceGetTemperature": lambda *_: 61,
+            "nvmlDeviceGetPowerUsage": lambda _: 512_000,
+            "nvmlDeviceGetClockInfo": lambda *_: 1980,
+            "nvmlDeviceGetPcieReplayCounter": lambda _: 7,
+            "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(used=5, total=10),
+            "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=25),
+            "nvmlDeviceGetFieldValues": lambda _handle, fields: [
+                SimpleNamespace(
+                    nvmlReturn=0,
+                    value=SimpleNamespace(
+                        ullVal=4 if fields[0][0] == pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX else 6
+                    ),
+                )
+            ],
+            "nvmlEventSetCreate": lambda: "events",
+            "nvmlDeviceRegisterEvents": lambda *_: None,
+            "nvmlEventSetWait_v2": self._wait,
+            **answers,
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        return self._answers[name] if name in self._answers else getattr(pynvml, name)
+
+    def _wait(self, *_: object) -> Any:
+        """Tell one Xid, then lose the driver."""
+        if self._xid_told.is_set():
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+        self._xid_told.set()
+        return SimpleNamespace(device="handle 0", eventData=79)
+
+
+def values_of(source: GpuSource) -> dict[str, float]:
+    return {
+        f"{sample.name}{{{','.join(f'{k}={v}' for k, v in sample.labels.items())}}}": sample.value
+        for family in source.read()
+        for sample in family.samples
+    }
+
+
+def refuse(*_: object) -> Any:
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+def test_a_gpu_tells_its_health_in_base_units() -> None:
+    source = GpuSource(FakeNvml())
+    values = values_of(source)
+    assert values["dsv41_gpu_info{gpu=0,name=NVIDIA H200,uuid=GPU-1,pci=00000000:1B:00.0}"] == 1
+    assert values["dsv41_gpu_ecc_errors_total{gpu=0,kind=corrected}"] == 3 + pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
+    assert values["dsv41_gpu_ecc_errors_total{gpu=0,kind=uncorrected}"] == 3 + pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+    assert values["dsv41_gpu_remapped_rows{gpu=0,cause=corrected}"] == 2
+    assert values["dsv41_gpu_remapped_rows{gpu=0,cause=uncorrected}"] == 1
+    assert (values["dsv41_gpu_remap_pending{gpu=0}"], values["dsv41_gpu_remap_failed{gpu=0}"]) == (1, 0)
+    assert values["dsv41_gpu_throttled{gpu=0,reason=power}"] == 1
+    assert values["dsv41_gpu_throttled{gpu=0,reason=thermal}"] == 1
+    assert values["dsv41_gpu_throttled{gpu=0,reason=sync}"] == 0
+    assert values["dsv41_gpu_power_watts{gpu=0}"] == 512
+    assert values["dsv41_gpu_sm_clock_hertz{gpu=0}"] == 1.98e9
+    assert values["dsv41_gpu_utilization_ratio{gpu=0}"] == 0.25
+    assert values["dsv41_gpu_nvlink_bytes_total{gpu=0,direction=transmit}"] == 4 * 1024
+    assert values["dsv41_gpu_nvlink_bytes_total{gpu=0,direction=receive}"] == 6 * 1024
+
+
+def test_an_xid_is_counted_by_its_number() -> None:
+    source = GpuSource(FakeNvml())
+    while not source._xids:
+        pass
+    assert values_of(source)["dsv41_gpu_xid_errors_total{gpu=0,xid=79}"] == 1
+
+
+def test_what_a_gpu_does_not_tell_is_left_out() -> None:
+    source = GpuSource(
+        FakeNvml(nvmlDeviceGetRemappedRows=refuse, nvmlDeviceGetFieldValues=refuse, nvmlDeviceGetPowerUsage=refuse)
+    )
+    values = values_of(source)
+    assert not any(name.startswith(("dsv41_gpu_remap", "dsv41_gpu_nvlink", "dsv41_gpu_power")) for name in values)
+    assert values["dsv41_gpu_temperature_celsius{gpu=0}"] == 61
+
+
+def test_a_gpu_that_fell_off_the_bus_does_not_take_the_others_with_it() -> None:
+    def find(index: int) -> str:
+        if index == 0:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return f"handle {index}"
+
+    values = values_of(GpuSource(FakeNvml(nvmlDeviceGetCount=lambda: 2, nvmlDeviceGetHandleByIndex=find)))
+    assert values["dsv41_gpu_temperature_celsius{gpu=1}"] == 61
+    assert "dsv41_gpu_temperature_celsius{gpu=0}" not in values
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED])
+def test_without_a_driver_there_is_nothing_to_say(code: int) -> None:
+    def fail() -> None:
+        raise pynvml.NVMLError(code)
+
+    assert values_of(GpuSource(FakeNvml(nvmlInit=fail))) == {}
