@@ -119,6 +119,10 @@ def test_a_section_asks_for_evidence_that_its_rule_is_about(alert: str) -> None:
     assert found or "canary" in kinds or "contract" in kinds or "status" in kinds
 
 
+def test_the_readme_counts_them_right() -> None:
+    assert f" {len(ALERTS)} alerts, " in (MONITORING.parent / "README.md").read_text(encoding="utf-8")
+
+
 def test_pages_are_few_enough_to_be_taken_seriously() -> None:
     """Somebody is woken by at most half of all alerts."""
     pages = [alert for alert, rule in ALERTS.items() if rule["labels"]["severity"] == "page"]
