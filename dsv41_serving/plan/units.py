@@ -24,7 +24,8 @@ FIXED = ("dsv41.slice", "dsv41-engines.slice", "dsv41-infra.slice")
 _MAY_BE_EMPTY = {"Requires=", "After=", "PartOf="}
 ENGINE_RESTART_S = 30
 ROUTER_RESTART_S = 5
-STOP_SLACK_S = 30
+# Beyond the drains: what an engine needs to release its memory, and before it those that write into it.
+STOP_SLACK_S = 70
 
 
 def render_units(loaded: LoadedSpec, plan: Plan, installation: Installation) -> list[RenderedFile]:

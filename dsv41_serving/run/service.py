@@ -16,7 +16,7 @@ from dsv41_serving.run.notify import Notifier
 from dsv41_serving.run.prepare import hold_lock
 from dsv41_serving.run.progress import sentence
 from dsv41_serving.run.record import Records, ServiceRecord
-from dsv41_serving.run.supervise import Supervisor
+from dsv41_serving.run.supervise import GPU_ENGINE_EXIT_S, Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ _WORKER_POLL_S = 0.5
 _EXTEND_EVERY_S = 5.0
 _WRITER_POLL_S = 0.1
 # What a writer needs to end after its drain.
-_WRITER_EXIT_S = 10.0
+_WRITER_EXIT_S = GPU_ENGINE_EXIT_S + 5.0
 
 
 def run_service(

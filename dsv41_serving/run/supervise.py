@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 GATE_RETRY_S = 1.0
 TAIL_LINES = 40
 ENGINE_EXIT_S = 2.0
+# SGLang looks for its own end every 5 s and then gives its schedulers 15 s to release the memory of the GPU; killed in the midst
+# of that, they may leave it in use (tokenizer_manager.py, sigterm_watchdog).
+GPU_ENGINE_EXIT_S = 25.0
 _READ_CHUNK = 1 << 16
 _READ_PROGRESS_BYTES = 1 << 26
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -201,11 +204,8 @@ class Supervisor:
     async def _terminate(self, process: asyncio.subprocess.Process) -> None:
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
-        # The router ends its running requests within its own bound. An engine has nothing left to do after the drain, and
-        # SGLang looks for its own end only every five seconds.
-        patience = ENGINE_EXIT_S if self.service.is_engine else self.service.drain_timeout_s + 2.0
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(process.wait(), patience)
+            await asyncio.wait_for(process.wait(), exit_patience_s(self.service))
 
     async def _wait_for_gate(self) -> None:
         ended = asyncio.create_task(self.wait())  # with the rest of its output, which says why
@@ -327,6 +327,17 @@ class Supervisor:
         """Return the line most likely to say why: the last one with 'Error', else the last."""
         errors = [line for line in self._tail if "Error" in line or "error:" in line]
         return (errors or list(self._tail) or ["it printed nothing"])[-1][:300]
+
+
+def exit_patience_s(service: Service) -> float:
+    """Return how long `service` has between SIGTERM and SIGKILL.
+
+    The router ends its running requests within its own bound. An engine has nothing left to do after the drain, and on a CPU
+    nothing to release.
+    """
+    if not service.is_engine:
+        return service.drain_timeout_s + 2.0
+    return GPU_ENGINE_EXIT_S if service.placement.gpus else ENGINE_EXIT_S
 
 
 def fill_in(env: dict[str, str], tmp_dir: str) -> dict[str, str]:

@@ -88,7 +88,7 @@ def test_an_engine_unit_runs_the_role_on_its_node(plan: Plan) -> None:
     assert unit["Type"] == ["notify"]
     assert (unit["NUMAPolicy"], unit["NUMAMask"], unit["CPUAffinity"]) == (["bind"], ["1"], ["numa"])
     assert unit["LimitMEMLOCK"] == ["infinity"]
-    assert (unit["TimeoutStartSec"], unit["TimeoutStopSec"]) == (["900"], ["270"])
+    assert (unit["TimeoutStartSec"], unit["TimeoutStopSec"]) == (["900"], ["310"])
     assert unit["ReadWritePaths"] == ["/var/lib/dsv41 /var/cache/dsv41"]
     assert unit["LogExtraFields"] == ["DSV41_ROLE=decode DSV41_SERVICE=decode DSV41_RELEASE=r1"]
     assert unit["ExecStopPost"] == [
@@ -121,7 +121,7 @@ def test_replicas_restart_alone(two_sockets: Facts) -> None:
     plan = plan_for(two_sockets, "h200x8", "shape=replicas")
     unit = directives(text_of(plan, f"{UNITS}/dsv41-replica0.service"))
     assert unit["PartOf"] == ["dsv41.target"]
-    assert unit["TimeoutStopSec"] == ["150"]
+    assert unit["TimeoutStopSec"] == ["190"]
 
 
 def test_stored_plan_is_the_plan_and_does_not_change_with_the_free_memory(two_sockets: Facts, tmp_path: Path) -> None:

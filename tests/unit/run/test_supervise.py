@@ -296,6 +296,15 @@ def test_a_service_that_ignores_the_request_to_stop_is_killed(tmp_path: Path, mo
     assert session_members(watched.records[-1].pid or 0) == []
 
 
+def test_engine_on_gpus_has_the_time_sglang_takes_to_release_them(tmp_path: Path) -> None:
+    """It looks for its end every 5 s and gives its schedulers 15 s more."""
+    engine = fake_plan(tmp_path).service("prefill")
+    on_gpu = engine.model_copy(update={"placement": engine.placement.model_copy(update={"gpus": (0,)})})
+    assert supervise.exit_patience_s(on_gpu) > 20.0
+    assert supervise.exit_patience_s(engine) == 2.0
+    assert supervise.exit_patience_s(fake_plan(tmp_path, drain_timeout_s=30.0).router) == 32.0
+
+
 def test_workers_do_not_outlive_the_service(tmp_path: Path) -> None:
     """They hold GPU memory, ports and shared memory."""
     watched = Watched(fake_plan(tmp_path, {"prefill": {"worker": True}}))
