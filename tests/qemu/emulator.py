@@ -21,13 +21,21 @@ PACKAGES = ("linux-image-cloud-amd64", "udev", "numactl")
 _VERSION = 1
 _BOOT_S = 900.0
 _BEGIN, _END = "--- report ---", "--- end ---"
+_PROBE = "usr/local/sbin/probe"
+_SCRIPT = f"""#!/bin/sh
+for share in repository packages input; do
+    mkdir -p /opt/$share
+    mount -t 9p -o trans=virtio,version=9p2000.L,msize=1048576,cache=loose,ro $share /opt/$share
+done > /run/report 2>&1
+python3 /opt/repository/tests/qemu/guest.py >> /run/report 2>&1
+{{ echo; echo "{_BEGIN}"; cat /run/report; echo "{_END}"; }} > /dev/ttyS0
+"""
 # Runs when the machine has booted, and switches it off.
 _UNIT = f"""[Unit]
 After=multi-user.target
 [Service]
 Type=oneshot
-StandardOutput=journal+console
-ExecStart=/bin/sh -c 'for s in repository packages input; do mkdir -p /opt/$s && mount -t 9p -o trans=virtio,version=9p2000.L,msize=1048576,cache=loose,ro $s /opt/$s; done; python3 /opt/repository/tests/qemu/guest.py > /run/report 2>&1; {{ echo; echo "{_BEGIN}"; cat /run/report; echo "{_END}"; }} > /dev/ttyS0'
+ExecStart=/{_PROBE}
 ExecStopPost=/bin/systemctl poweroff --force
 [Install]
 WantedBy=default.target
@@ -45,7 +53,7 @@ def missing_tools() -> str:
 
 def make_image(cache: Path, template: Path) -> Path:
     """Return the disk of a machine made from the root file system `template`, with kernel and initrd beside it."""
-    recipe = repr((template.name, PACKAGES, _UNIT, _VERSION))
+    recipe = repr((template.name, PACKAGES, _SCRIPT, _UNIT, _VERSION))
     image = cache / f"qemu-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.raw"
     if image.exists():
         return image
@@ -62,6 +70,8 @@ def make_image(cache: Path, template: Path) -> Path:
                 env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
             )
     (root / "etc/systemd/system/probe.service").write_text(_UNIT)
+    (root / _PROBE).write_text(_SCRIPT)
+    (root / _PROBE).chmod(0o755)
     subprocess.run(["systemctl", f"--root={root}", "-q", "enable", "probe.service"], check=True)
     subprocess.run(
         ["systemctl", f"--root={root}", "-q", "mask", "apt-daily.timer", "apt-daily-upgrade.timer"], check=True
