@@ -2,13 +2,18 @@
 
 A launch is the unit: rounds of one launch share memory addresses, clocks and caches, so they say nothing of how launches
 differ. Each launch gives one number, the median of its rounds; two groups of launches are compared by Student's t with
-pooled variance, two-sided at 5 %. What is smaller than the stated floor is no difference whatever the test says.
+pooled variance, two-sided. What is smaller than the stated floor is no difference whatever the test says.
+
+A comparison as a whole may be wrong once in twenty times for identical configurations, so the 5 % are shared out
+(Bonferroni): first over the scenarios, each judged by one headline metric; the other metrics share the same 5 % once more
+and decide nothing.
 
 With one launch on a side the rounds are the unit, and the answer holds for these two launches alone.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from dataclasses import dataclass
@@ -25,11 +30,10 @@ Judgement = Literal["faster", "slower", "no difference"]
 FLOOR = 0.015
 """Smallest relative difference that is called one: about what a pinned GPU repeats to from launch to launch."""
 
-# Two-sided 5 % points of Student's t by degrees of freedom (Fisher and Yates); between entries the smaller one counts.
-_T = {
-    1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228,
-    12: 2.179, 15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000, 120: 1.980,
-}  # fmt: skip
+LEVEL = 0.05
+"""Share of comparisons of identical configurations that may call a difference."""
+_STEPS = 200  # of Simpson's rule
+_HIGHEST = 1e4
 
 
 @dataclass(frozen=True)
@@ -43,11 +47,13 @@ class Difference:
     b: float
     change: float
     noise: float
-    """Half width of the 95 % interval of the change, and at least the floor: nothing smaller can be told."""
+    """Half width of the interval of the change, and at least the floor: nothing smaller can be told."""
     judgement: Judgement
     launches: tuple[int, int]
     within_launch: bool
     """Whether there was one launch on a side, so that the difference between launches is not in the noise."""
+    headline: bool
+    """Whether the scenario is judged by this metric."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the row as JSON values."""
@@ -59,14 +65,18 @@ def compare_sets(a: ResultSet, b: ResultSet, *, floor: float = FLOOR) -> list[Di
 
     Sets whose prompts differ are not comparable: their scenarios are left out (`list_obstacles` says which).
     """
+    shared = [name for name in a.scenarios if name in b.scenarios and _prompts(a, name) == _prompts(b, name)]
     rows = []
-    for scenario in a.scenarios:
-        if scenario not in b.scenarios or _prompts(a, scenario) != _prompts(b, scenario):
-            continue
+    for scenario in shared:
         for metric in METRICS:
             units_a, units_b, within = _units(a, b, scenario, metric)
-            if units_a and units_b:
-                rows.append(judge(scenario, metric, units_a, units_b, within=within, floor=floor))
+            if not units_a or not units_b:
+                continue
+            leading = metric == headline(a, scenario)
+            level = LEVEL / len(shared) if leading else LEVEL / len(shared) / (len(METRICS) - 1)
+            rows.append(
+                judge(scenario, metric, units_a, units_b, within=within, floor=floor, level=level, leading=leading)
+            )
     return rows
 
 
@@ -76,11 +86,11 @@ def headline(result: ResultSet, scenario: str) -> str:
     return "decode_tok_s" if alone else "output_tok_s"
 
 
-def summarise(a: ResultSet, rows: Sequence[Difference]) -> list[str]:
+def summarise(rows: Sequence[Difference]) -> list[str]:
     """Return one sentence for each scenario, by its headline metric."""
     lines = []
     for row in rows:
-        if row.metric != headline(a, row.scenario):
+        if not row.headline:
             continue
         unit = "rounds of one launch" if row.within_launch else "launches"
         told = f"noise {row.noise:.1%}, {row.launches[0]} and {row.launches[1]} {unit}"
@@ -105,12 +115,20 @@ def list_obstacles(a: ResultSet, b: ResultSet) -> list[str]:
 
 
 def judge(
-    scenario: str, metric: str, a: Sequence[float], b: Sequence[float], *, within: bool, floor: float = FLOOR
+    scenario: str,
+    metric: str,
+    a: Sequence[float],
+    b: Sequence[float],
+    *,
+    within: bool = False,
+    floor: float = FLOOR,
+    level: float = LEVEL,
+    leading: bool = True,
 ) -> Difference:
-    """Compare two groups of numbers, one per unit."""
+    """Compare two groups of numbers, one per unit, at the two-sided significance `level`."""
     middle_a, middle_b = statistics.fmean(a), statistics.fmean(b)
     change = middle_b / middle_a - 1.0
-    noise = max(floor, _half_width(a, b) / middle_a)
+    noise = max(floor, _half_width(a, b, level) / middle_a)
     judgement: Judgement = "no difference"
     if abs(change) > noise:
         judgement = "faster" if (change > 0) == METRICS[metric] else "slower"
@@ -124,21 +142,40 @@ def judge(
         judgement=judgement,
         launches=(len(a), len(b)),
         within_launch=within,
+        headline=leading,
     )
 
 
-def _half_width(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return half of the 95 % interval of the difference of means; infinite when there is nothing to judge spread by."""
+def _half_width(a: Sequence[float], b: Sequence[float], level: float) -> float:
+    """Return half of the interval of the difference of means; infinite when there is nothing to judge spread by."""
     freedom = len(a) + len(b) - 2
     if freedom < 1:
         return math.inf
     squares = sum((value - statistics.fmean(group)) ** 2 for group in (a, b) for value in group)
-    return find_t(freedom) * math.sqrt(squares / freedom * (1 / len(a) + 1 / len(b)))
+    return find_t(freedom, level) * math.sqrt(squares / freedom * (1 / len(a) + 1 / len(b)))
 
 
-def find_t(freedom: int) -> float:
-    """Return the two-sided 5 % point of Student's t; of a degree that is not listed, that of the next lower one."""
-    return _T[max(listed for listed in _T if listed <= freedom)]
+@functools.cache
+def find_t(freedom: int, level: float = LEVEL) -> float:
+    """Return the two-sided `level` point of Student's t, by bisection of its distribution."""
+    low, high = 0.0, _HIGHEST
+    while high - low > 1e-9 * max(1.0, low):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _outside(middle, freedom) > level else (low, middle)
+    return high
+
+
+def _outside(t: float, freedom: int) -> float:
+    """Return the probability of a value beyond -t or t.
+
+    With t = sqrt(freedom) tan(angle) the density becomes a power of a cosine, which Simpson's rule integrates well.
+    """
+    log = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - 0.5 * math.log(math.pi)
+    start, end = math.atan(t / math.sqrt(freedom)), math.pi / 2
+    width = (end - start) / _STEPS
+    heights = [math.cos(start + number * width) ** (freedom - 1) for number in range(_STEPS + 1)]
+    area = heights[0] + heights[-1] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2])
+    return 2 * math.exp(log) * area * width / 3
 
 
 def _units(a: ResultSet, b: ResultSet, scenario: str, metric: str) -> tuple[list[float], list[float], bool]:

@@ -82,12 +82,13 @@ def describe_comparison(a: ResultSet, b: ResultSet, floor: float) -> list[Block]
     rows = compare_sets(a, b, floor=floor)
     blocks = [Block("text", f"A: {a.label}. {_say_where(a)}"), Block("text", f"B: {b.label}. {_say_where(b)}")]
     blocks += [Block("note", line) for line in list_obstacles(a, b)]
-    blocks += [Block("heading", "Verdict"), *(Block("text", line) for line in summarise(a, rows))]
+    blocks += [Block("heading", "Verdict"), *(Block("text", line) for line in summarise(rows))]
     blocks.append(
         Block(
             "text",
-            "Launches are compared by Student's t at 5 %: by chance alone one judgement in twenty of identical "
-            f"configurations calls a difference. Nothing below the floor of {floor:.1%} is called one.",
+            "Launches are compared by Student's t, the 5 % shared out over the scenarios: of twenty comparisons of "
+            f"identical configurations one calls a difference by chance. Nothing below the floor of {floor:.1%} is one. "
+            "The other metrics below explain a verdict; they decide none.",
         )
     )
     blocks += [Block("heading", "Every metric"), Block("table", rows=_tabulate_differences(rows))]

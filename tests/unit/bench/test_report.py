@@ -90,7 +90,7 @@ def test_a_comparison_states_its_verdicts_and_its_noise() -> None:
     a, b = make_set(*launches(0.01), label="stock"), make_set(*launches(0.012), label="kernels")  # type: ignore[arg-type]
     markdown, html = write_pages("ab", describe_comparison(a, b, 0.015))
     assert "single: B is slower by 16.7% (noise 1.5%, 3 and 3 launches)" in markdown
-    assert "by chance alone one judgement in twenty" in read(html)
+    assert "one calls a difference by chance" in read(html)
     assert "A: stock" in html
 
 
