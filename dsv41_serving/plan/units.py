@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FIXED = ("dsv41.slice", "dsv41-engines.slice", "dsv41-infra.slice")
 # A directive with nothing to say is left out rather than written empty.
 _MAY_BE_EMPTY = {"Requires=", "After=", "PartOf="}
-ENGINE_RESTART_S = 30
+ENGINE_RESTART_S = 10
 ROUTER_RESTART_S = 5
 # Beyond the drains: what an engine needs to release its memory, and before it those that write into it.
 STOP_SLACK_S = 70

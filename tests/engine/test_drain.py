@@ -92,6 +92,7 @@ def test_drain_loses_nothing_and_is_undone(stack: StackUnderTest) -> None:
         assert [stack.metric(name, "sglang:num_running_reqs") for name in ("prefill", "decode")] == [0, 0]
         wait_until(lambda: load.outcomes["turned away"] >= CALLERS, 60, f"new requests get 503, not {load.outcomes}")
         assert httpx.get(f"{stack.url}/readiness", timeout=10).status_code == 503
+        assert stack.status()["router"]["state"] == "closed"
         before = load.outcomes["finished"]
         assert stack.run("drain", "--undo").returncode == 0
         wait_until(lambda: load.outcomes["finished"] > before, 60, "requests are served again")

@@ -165,3 +165,29 @@ def test_rows_are_for_programs_and_a_table_for_people() -> None:
 def test_durations_read_as_people_say_them(seconds: float, text: str) -> None:
     """Two units at most."""
     assert duration(seconds) == text
+
+
+def test_router_that_sends_requests_away_is_not_ready(tmp_path: Path) -> None:
+    """It was drained; the line says how it opens again."""
+    state = tmp_path / "router.json"
+    state.write_text("{}", encoding="utf-8")
+    plan = fake_plan(tmp_path, {"router": {"state": str(state)}})
+    records = Records(tmp_path)
+
+    async def live() -> list[ServiceStatus]:
+        supervisors = [
+            Supervisor(plan, service, output=io.BytesIO(), on_change=records.write_service, pin=False)
+            for service in plan.services
+        ]
+        try:
+            for supervisor in supervisors:
+                await asyncio.wait_for(supervisor.start(), PATIENCE_S)
+            state.write_text('{"healthy": false}', encoding="utf-8")
+            return await read_status(str(tmp_path))
+        finally:
+            for supervisor in supervisors:
+                await supervisor.stop(drain=False)
+
+    states = {status.service: (status.state, status.problem) for status in asyncio.run(live())}
+    assert states["prefill"] == states["decode"] == ("ready", "")
+    assert states["router"] == ("closed", "new requests get 503; `dsv41 drain --undo` lets them in")
