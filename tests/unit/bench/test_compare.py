@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from dsv41_serving.bench.alternate import launch_in_turn, order_launches
 from dsv41_serving.bench.compare import compare_sets, find_t, headline, judge, list_obstacles, summarise
-from dsv41_serving.bench.result import write_result
+from dsv41_serving.bench.result import read_result, write_result
 from dsv41_serving.cli import cli
 from dsv41_serving.errors import GateError
 from tests.unit.bench.sets import make_round, make_run, make_set
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from dsv41_serving.bench.compare import Difference
     from dsv41_serving.bench.result import Launch, ResultSet
+    from dsv41_serving.bench.scenario import Scenario
 
 STEP_S = 0.010
 TRIALS = 400
@@ -212,3 +213,36 @@ def test_the_same_set_twice_is_no_difference(tmp_path: Path) -> None:
 def test_a_result_set_and_a_node_file_are_not_two_of_a_kind(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["bench", "compare", store(tmp_path, "one", 0.01), str(tmp_path / "node.toml")])
     assert "are not two of a kind" in str(done.exception)
+
+
+def test_two_node_files_are_launched_in_turn_with_the_same_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shorter context of the two decides the prompts; the sets are kept with the report."""
+    for name, context in (("long", 8192), ("short", 4096)):
+        text = f'profile = "embedded"\n[node]\nstate_dir = "{tmp_path}"\n[engine]\ncontext_length = {context}\n'
+        (tmp_path / f"{name}.toml").write_text(text)
+    calls: list[str] = []
+    monkeypatch.setattr(
+        "dsv41_serving.bench.alternate._call", lambda options, verb, _: calls.append(f"{options[1]} {verb[0]}")
+    )
+    monkeypatch.setattr("dsv41_serving.bench.protocol.load_words", lambda _: None)
+    prompts = set()
+
+    def measure_instead(loads: Sequence[Scenario], *_: object, rounds: int, **__: object) -> Launch:
+        prompts.add(loads[0].turns[0].prompt)
+        return make_set([make_run("long", rounds=[make_round()] * rounds)]).launches[0]
+
+    monkeypatch.setattr("dsv41_serving.bench.protocol.measure_launch", measure_instead)
+    files = [str(tmp_path / "long.toml"), str(tmp_path / "short.toml")]
+    done = CliRunner().invoke(
+        cli, ["bench", "compare", *files, "--scenario", "long", "--launches", "2", "--out", str(tmp_path / "out")]
+    )
+    assert done.exit_code == 0, done.output
+    assert prompts == {4096 - 128 - 8}
+    assert [call.rpartition("/")[2] for call in calls] == [
+        f"{name}.toml {verb}" for name in ("long", "short", "short", "long") for verb in ("up", "down")
+    ]
+    assert "long: no difference" in done.output
+    first = read_result(tmp_path / "out/a.json")
+    assert (first.label, len(first.launches), first.deployment["profile"]) == ("long", 2, "embedded")
