@@ -98,6 +98,8 @@ class EnginesSource:
             try:
                 response = self._client.get(engine.metrics_url)
                 response.raise_for_status()
+            except httpx.TimeoutException:
+                continue  # busy, not new: what was seen before still holds
             except httpx.HTTPError:
                 self._memory[engine.name] = _Memory()  # a new process begins with empty pools
                 continue
