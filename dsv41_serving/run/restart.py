@@ -73,6 +73,8 @@ def _find_units(records: Records, names: list[str]) -> list[str]:
 
 
 def _restart_units(plan: Plan, records: Records, show: Callable[[ServiceRecord], None], units: list[str]) -> None:
+    # A restart on purpose is not one of the tries that the start limit counts.
+    subprocess.run(["systemctl", "reset-failed", *units], check=False, stderr=subprocess.DEVNULL)
     # One transaction: systemd stops the router first and starts it last, and the engines side by side in between.
     restart = subprocess.Popen(["systemctl", "restart", *units], stderr=subprocess.PIPE, text=True)
     while restart.poll() is None:
