@@ -27,8 +27,8 @@ ALERT_TIMEOUT_S = 120.0
 POOL_TOKENS = 4096
 # A number is about four tokens: the toy model's tokenizer knows digits only.
 LONG_PROMPT_NUMBERS = 450
-FILLING_PROMPT_NUMBERS = 800
-FILLING_ANSWER_TOKENS = 750
+FILLING_PROMPT_NUMBERS = 865
+FILLING_ANSWER_TOKENS = 280
 PLAIN = {"chat_template_kwargs": {"thinking": False}}
 
 
@@ -91,6 +91,7 @@ def drill(tmp_path_factory: pytest.TempPathFactory, webhook: Webhook) -> Iterato
             f"monitoring.time_factor={TIME_FACTOR}",
             f"engine.context_length={POOL_TOKENS}",
             f"engines.decode.max_total_tokens={POOL_TOKENS}",
+            "engines.decode.args.num-reserved-decode-tokens=64",
             # How fast a busy test machine answers is not what is drilled.
             "monitoring.first_token_objective_s=200.0",
             "monitoring.between_tokens_objective_s=8.0",
