@@ -387,11 +387,11 @@ def preflight(context: Context, as_json: bool, hashes: bool, clean: bool, list_o
 def run(context: Context, role: str) -> None:
     """Run one service of the plan (prefill, decode, router) in the foreground, as systemd does."""
     from dsv41_serving.run.prepare import prepare_start  # noqa: PLC0415
-    from dsv41_serving.run.service import run_service  # noqa: PLC0415
+    from dsv41_serving.run.service import report_preparation, run_service  # noqa: PLC0415
 
     made, found = context.plan()
     service = _find_service(made, role)
-    prepare_start(made, found, (service,), _say)
+    prepare_start(made, found, (service,), report_preparation(service, _say))
     run_service(made, service, say=_say, read_gpus=lambda: context.facts().gpus)
 
 

@@ -32,6 +32,18 @@ _WRITER_POLL_S = 0.1
 _WRITER_EXIT_S = GPU_ENGINE_EXIT_S + 5.0
 
 
+def report_preparation(service: Service, say: Callable[[str], None]) -> Callable[[str], None]:
+    """Return what takes each step before the start of `service`: making a model may take longer than a start that stalls."""
+    notifier = Notifier()
+
+    def report(line: str) -> None:
+        say(line)
+        notifier.status(line)
+        notifier.extend_start(service.start_timeout_s)
+
+    return report
+
+
 def run_service(
     plan: Plan,
     service: Service,

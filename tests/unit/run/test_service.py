@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsv41_serving.run.record import Records
+from dsv41_serving.run.service import report_preparation
 from dsv41_serving.run.session import session_members
 from tests.unit.run.fake_plan import fake_plan
 from tests.unit.run.waiting import PATIENCE_S, wait_for
@@ -247,3 +248,15 @@ def test_prefill_whose_decode_is_gone_waits_for_nothing(tmp_path: Path, manager:
     processes["prefill"].send_signal(signal.SIGTERM)
     assert processes["prefill"].wait(PATIENCE_S) == 0
     assert "STATUS=draining (1 running)" not in manager.messages
+
+
+def test_steps_before_the_start_are_shown_and_take_their_time(
+    tmp_path: Path, manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first start of an embedded node makes its model; the manager must not take that for a stall."""
+    monkeypatch.setenv("NOTIFY_SOCKET", manager.address)
+    said: list[str] = []
+    report_preparation(fake_plan(tmp_path).service("prefill"), said.append)("building the model")
+    manager.hear("EXTEND_TIMEOUT_USEC=60000000")
+    assert "STATUS=building the model" in manager.messages
+    assert said == ["building the model"]
