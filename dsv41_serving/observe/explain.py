@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 LOG_LINES = 12
 _SHOWN_SERIES = 12
 _LINE_WIDTH = 300
+_JOURNAL_LINES, _JOURNAL_TIMEOUT_S = 400, 10.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # What is asked every few seconds says nothing about a failure.
 _ROUTINE = re.compile(r'"GET /(health|metrics)[^"]*" 200')
@@ -105,9 +107,31 @@ def _contract(path: Path) -> list[str]:
 
 
 def _log(path: Path, service: str) -> list[str]:
+    """Return the last telling lines of a service: of its log under `dsv41 up`, else of its journal."""
     try:
-        lines = _COLOUR.sub("", path.read_text(encoding="utf-8", errors="replace")).splitlines()
+        text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        return [f"in the journal: journalctl -u dsv41-{service} -n {LOG_LINES}"]
+        text = _journal(service)
+    lines = _COLOUR.sub("", text).splitlines()
     telling = [line for line in lines if not _ROUTINE.search(line)]
     return [line[:_LINE_WIDTH] for line in telling[-LOG_LINES:]] or ["nothing but health checks"]
+
+
+def _journal(service: str) -> str:
+    command = [
+        "journalctl",
+        "--unit",
+        f"dsv41-{service}",
+        "--lines",
+        str(_JOURNAL_LINES),
+        "--output",
+        "cat",
+        "--no-pager",
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_JOURNAL_TIMEOUT_S)
+    except FileNotFoundError:
+        return f"no log of {service} on this machine"
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        return f"the journal cannot be read; as root: {' '.join(command)}"
+    return done.stdout

@@ -82,7 +82,6 @@ def test_without_prometheus_the_rest_is_still_told(tmp_path: Path) -> None:
     lines = list(explain(section, nobody, str(tmp_path)))
     assert lines[0] == "Dsv41CanaryFailing: no Prometheus answers at http://127.0.0.1:9 (ConnectError)"
     assert "    nothing runs on this node" in lines
-    assert "    in the journal: journalctl -u dsv41-router -n 12" in lines
 
 
 def test_a_refused_query_is_told_in_prometheus_words() -> None:
@@ -104,6 +103,18 @@ def test_evidence_is_what_the_files_say(tmp_path: Path) -> None:
     log = '\x1b[31mCUDA error\x1b[0m\n10.0.0.1 - "GET /health HTTP/1.1" 200 OK\n10.0.0.1 - "GET /metrics HTTP/1.1" 200 OK\n'
     (tmp_path / "log" / "decode.log").write_text(log)
     assert gather(Evidence("log", "decode"), server, str(tmp_path)) == ["CUDA error"]
+
+
+def test_without_a_log_file_the_journal_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "journalctl").write_text('#!/bin/sh\necho "CUDA error of $2"\n')
+    (tmp_path / "journalctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert gather(Evidence("log", "decode"), prometheus({}), str(tmp_path)) == ["CUDA error of dsv41-decode"]
+    (tmp_path / "journalctl").write_text("#!/bin/sh\nexit 1\n")
+    (line,) = gather(Evidence("log", "decode"), prometheus({}), str(tmp_path))
+    assert line.startswith("the journal cannot be read; as root: journalctl --unit dsv41-decode")
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert gather(Evidence("log", "decode"), prometheus({}), str(tmp_path)) == ["no log of decode on this machine"]
 
 
 def test_samples_are_told_apart_by_what_differs() -> None:
