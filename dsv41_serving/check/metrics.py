@@ -19,7 +19,15 @@ RUNNING = "sglang:num_running_reqs"
 QUEUED = "sglang:num_queue_reqs"
 KV_USED = "sglang:kv_used_tokens"
 KV_EVICTABLE = "sglang:kv_evictable_tokens"
+KV_AVAILABLE = "sglang:kv_available_tokens"
 KV_CAPACITY = "sglang:max_total_num_tokens"
+KV_GIB = "sglang:kv_cache_memory_usage_gb"
+WINDOW_USED = "sglang:swa_used_tokens"
+WINDOW_EVICTABLE = "sglang:swa_evictable_tokens"
+WINDOW_AVAILABLE = "sglang:swa_available_tokens"
+BETWEEN_TOKENS_SUM = "sglang:inter_token_latency_seconds_sum"
+BETWEEN_TOKENS_COUNT = "sglang:inter_token_latency_seconds_count"
+ACCEPTED_LENGTH = "sglang:spec_accept_length"
 HAND_OFF_QUEUES = (
     "sglang:num_prefill_bootstrap_queue_reqs",
     "sglang:num_prefill_inflight_queue_reqs",

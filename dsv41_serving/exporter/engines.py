@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import httpx
 
+from dsv41_serving.check import metrics as names
 from dsv41_serving.exporter import metrics
 
 if TYPE_CHECKING:
@@ -31,18 +32,11 @@ STEP_POINTS = 10
 _TIMEOUT_S = 5.0
 _GIB = 2**30
 
-_CAPACITY = "sglang:max_total_num_tokens"
-_KV_GIB = "sglang:kv_cache_memory_usage_gb"
-_FREE = {
-    "full": ("sglang:kv_available_tokens", "sglang:kv_evictable_tokens"),
-    "swa": ("sglang:swa_available_tokens", "sglang:swa_evictable_tokens"),
-}
-_USED = {"full": "sglang:kv_used_tokens", "swa": "sglang:swa_used_tokens"}
-_ITL_SUM, _ITL_COUNT = "sglang:inter_token_latency_seconds_sum", "sglang:inter_token_latency_seconds_count"
-_BATCH, _ACCEPTED = "sglang:num_running_reqs", "sglang:spec_accept_length"
+_FREE = {"full": (names.KV_AVAILABLE, names.KV_EVICTABLE), "swa": (names.WINDOW_AVAILABLE, names.WINDOW_EVICTABLE)}
+_USED = {"full": names.KV_USED, "swa": names.WINDOW_USED}
 WANTED = frozenset(
-    {_CAPACITY, _KV_GIB, *(name for pair in _FREE.values() for name in pair), *_USED.values()}
-    | {_ITL_SUM, _ITL_COUNT, _BATCH, _ACCEPTED}
+    {names.KV_CAPACITY, names.KV_GIB, *(name for pair in _FREE.values() for name in pair), *_USED.values()}
+    | {names.BETWEEN_TOKENS_SUM, names.BETWEEN_TOKENS_COUNT, names.RUNNING, names.ACCEPTED_LENGTH}
 )
 
 
@@ -111,11 +105,11 @@ class EnginesSource:
         self, engine: Service, sums: dict[str, float], now: float
     ) -> Iterator[tuple[metrics.Metric, list[str], float]]:
         memory = self._memory[engine.name]
-        capacity, used_gib = sums.get(_CAPACITY, 0.0), sums.get(_KV_GIB)
+        capacity, used_gib = sums.get(names.KV_CAPACITY, 0.0), sums.get(names.KV_GIB)
         if capacity and used_gib is not None:
             yield metrics.KV_OBSERVED, [engine.name], used_gib * _GIB / capacity
-        for pool, names in _FREE.items():
-            free = sum(sums.get(name, 0.0) for name in names)
+        for pool, parts in _FREE.items():
+            free = sum(sums.get(part, 0.0) for part in parts)
             if not free and not sums.get(_USED[pool], 0.0):
                 continue  # this engine has no such pool
             _remember(memory.free[pool], Point(now, free), now - FORECAST_WINDOW_S * self._factor)
@@ -173,10 +167,10 @@ def _remember(points: deque[Point], point: Point, oldest: float) -> None:
 
 def _step_of(memory: _Memory, sums: dict[str, float]) -> Point | None:
     """Return (batch, seconds of a step) since the last look; None when no token came."""
-    if _ITL_SUM not in sums:
+    if names.BETWEEN_TOKENS_SUM not in sums:
         return None
-    before, memory.itl = memory.itl, (sums[_ITL_SUM], sums.get(_ITL_COUNT, 0.0))
-    if before is None or memory.itl[1] <= before[1] or not sums.get(_BATCH):
+    before, memory.itl = memory.itl, (sums[names.BETWEEN_TOKENS_SUM], sums.get(names.BETWEEN_TOKENS_COUNT, 0.0))
+    if before is None or memory.itl[1] <= before[1] or not sums.get(names.RUNNING):
         return None
     between_tokens = (memory.itl[0] - before[0]) / (memory.itl[1] - before[1])
-    return Point(sums[_BATCH], between_tokens * max(1.0, sums.get(_ACCEPTED, 0.0)))
+    return Point(sums[names.RUNNING], between_tokens * max(1.0, sums.get(names.ACCEPTED_LENGTH, 0.0)))

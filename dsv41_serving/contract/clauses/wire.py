@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dsv41_serving.check.metrics import scrape
+from dsv41_serving.check.metrics import ABORTED, scrape
 from dsv41_serving.contract.clause import Outcome, clause, judge, unless
 from dsv41_serving.contract.deployment import PLAIN
 from dsv41_serving.contract.reply import NoAnswerError, paths
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from dsv41_serving.contract.deployment import Deployment, Server
     from dsv41_serving.contract.reply import Reply
 
-ABORTED = "sglang:num_aborted_requests_total"
 FREED_WITHIN_S = 10.0
 POLL_S = 0.2
 LOGPROB_TOLERANCE = 0.05
