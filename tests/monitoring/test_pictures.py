@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,18 +55,21 @@ def drawn(page: Path, observed: ObservedStack, tmp_path_factory: pytest.TempPath
     """What the page reports of every board at every size; the pictures are kept."""
     assert (page / "index.html").is_file()
     raw = tmp_path_factory.mktemp("drawn")
-    observed.load(2)
     options = ["--prometheus", observed.prometheus_url, "--out", str(raw)]
     options += ["--range", str(RANGE_S), "--scrape", str(WINDOW_SCRAPE_S)]
     boards = [str(COMMITTED / f"{board.uid}.json") for board in BOARDS]
-    done = subprocess.run(
-        ["node", "render.mjs", *options, *boards],
-        cwd=RENDER,
-        capture_output=True,
-        text=True,
-        timeout=DRAW_TIMEOUT_S,
-        check=False,
-    )
+    with ThreadPoolExecutor() as beside:
+        # Pictures of a stack at work.
+        load = beside.submit(observed.load, 2)
+        done = subprocess.run(
+            ["node", "render.mjs", *options, *boards],
+            cwd=RENDER,
+            capture_output=True,
+            text=True,
+            timeout=DRAW_TIMEOUT_S,
+            check=False,
+        )
+        load.result()
     assert done.returncode == 0, done.stderr
     if chosen := os.environ.get("BOARD_PICTURES"):
         _keep(raw, Path(chosen))
