@@ -61,7 +61,7 @@ def metrics_record(context: Context, directory: Path) -> None:
     from dsv41_serving.observe.recording import record_pages, targets_of  # noqa: PLC0415
 
     made, _ = context.plan()
-    asyncio.run(record_pages(made, targets_of(made, context.load().spec.monitoring), directory, click.echo))
+    asyncio.run(record_pages(made, targets_of(made, context.load().spec), directory, click.echo))
 
 
 @metrics.command("configure")

@@ -21,7 +21,7 @@ Kind = Literal["counter", "gauge"]
 # Put on every series by the scrape; `service` and `role` on engines and router only.
 _SCRAPED = frozenset({"node", "job", "instance"})
 _SERVICE = frozenset({"service", "role"})
-_SERVICE_PAGES = ("prefill", "decode", "aggregated", "router", "smg")
+_SERVICE_PAGES = ("prefill", "decode", "aggregated", "router")
 # What Prometheus makes itself.
 _BUILT_IN = {
     "up": _SCRAPED | _SERVICE,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dsv41_serving.plan.model import Plan
-    from dsv41_serving.spec.model import Monitoring
+    from dsv41_serving.spec.model import NodeSpec
 
 ROUNDS = 3
 DECLARED = "declared.json"
@@ -54,11 +54,12 @@ class Target:
     url: str
 
 
-def targets_of(plan: Plan, monitoring: Monitoring) -> tuple[Target, ...]:
-    """Return every page of a node: services by kind, the project's exporter, the node exporter, Prometheus."""
-    services = tuple(Target(service.kind, service.metrics_url) for service in plan.services)
+def targets_of(plan: Plan, spec: NodeSpec) -> tuple[Target, ...]:
+    """Return every page of a node: engines by kind, the router by name, the project's exporter, node exporter, Prometheus."""
+    monitoring = spec.monitoring
     return (
-        *services,
+        *(Target(engine.kind, engine.metrics_url) for engine in plan.engines),
+        Target(f"router-{spec.router.kind}", plan.router.metrics_url),
         Target("exporter", f"http://127.0.0.1:{monitoring.exporter_port}/metrics"),
         Target("node", f"http://127.0.0.1:{monitoring.node_exporter_port}/metrics"),
         Target("prometheus", f"http://127.0.0.1:{monitoring.prometheus_port}/metrics"),

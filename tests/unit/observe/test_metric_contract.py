@@ -103,6 +103,15 @@ def test_alerts_and_boards_use_what_the_exporter_makes() -> None:
     assert unused == []
 
 
+def test_rules_ask_both_routers_for_what_both_have() -> None:
+    """The router is chosen in the node file, the rules are the same."""
+    asked = {name for path in RULES for name in re.findall(r"\bsmg_[a-z_]+\b", path.read_text(encoding="utf-8"))}
+    assert asked
+    for router in ("smg", "sglang-router"):
+        page = (PAGES / f"router-{router}-load.prom").read_text(encoding="utf-8")
+        assert {name for name in asked if f"\n{name}{{" not in page} == set(), router
+
+
 def test_every_exception_is_still_one(contract: Contract) -> None:
     """A value that is recorded by now needs no excuse."""
     seen = {

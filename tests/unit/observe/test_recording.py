@@ -11,11 +11,13 @@ import pytest
 from dsv41_serving.errors import InputError
 from dsv41_serving.observe.known_metrics import known_metrics
 from dsv41_serving.observe.recording import _NODE_FAMILIES, _declarations, keep_families, record_pages, targets_of
-from dsv41_serving.spec.model import Monitoring
+from dsv41_serving.spec import load_spec
 from tests.unit.run.fake_plan import fake_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+SPEC = load_spec(profile="embedded").spec
 
 
 def test_of_the_host_only_what_is_judged_is_kept_and_no_private_mount() -> None:
@@ -41,8 +43,8 @@ def test_declarations_are_read_from_source() -> None:
 
 
 def test_every_page_of_a_node_has_a_target(tmp_path: Path) -> None:
-    targets = {target.name: target.url for target in targets_of(fake_plan(tmp_path), Monitoring())}
-    assert list(targets) == ["prefill", "decode", "router", "exporter", "node", "prometheus"]
+    targets = {target.name: target.url for target in targets_of(fake_plan(tmp_path), SPEC)}
+    assert list(targets) == ["prefill", "decode", "router-smg", "exporter", "node", "prometheus"]
     assert targets["exporter"] == "http://127.0.0.1:9641/metrics"
 
 
@@ -50,7 +52,7 @@ def test_without_a_stack_nothing_is_recorded(tmp_path: Path) -> None:
     said: list[str] = []
     plan = fake_plan(tmp_path)
     with pytest.raises(InputError, match="start the stack"):
-        asyncio.run(record_pages(plan, targets_of(plan, Monitoring())[:3], tmp_path / "pages", said.append, rounds=1))
+        asyncio.run(record_pages(plan, targets_of(plan, SPEC)[:3], tmp_path / "pages", said.append, rounds=1))
     assert len(said) == 3
     assert all("does not answer" in line for line in said)
 
