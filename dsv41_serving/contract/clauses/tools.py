@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dsv41_serving.contract.clause import cannot, clause, judge, unless
 from dsv41_serving.contract.deployment import PLAIN
 from dsv41_serving.contract.dictation import dictate, write_calls
+from dsv41_serving.contract.reply import is_openai_error, read_reply
 
 if TYPE_CHECKING:
     from dsv41_serving.contract.clause import Outcome
@@ -65,11 +66,17 @@ async def tools_named(deployment: Deployment) -> Outcome:
 
 @clause("tools-thinking")
 async def tools_thinking(deployment: Deployment) -> Outcome:
-    """A required call also comes when the model thinks first: after the reasoning, however long that would go on."""
-    fields: dict[str, Any] = {"tool_choice": "required", "max_tokens": 2 * LENGTH}
-    choice = (await _ask(deployment, **fields, chat_template_kwargs={"thinking": True})).first
+    """A required call comes after the reasoning, however long that would go on, or the combination is refused with a reason."""
+    expected = "reasoning and then a valid call, or a clear 4xx"
+    fields: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 2 * LENGTH, "temperature": 0}
+    body = deployment.body(messages=list(ASK), **fields, chat_template_kwargs={"thinking": True})
+    response = await deployment.post("/v1/chat/completions", body)
+    if response.is_client_error:
+        reason = is_openai_error(response.json())
+        return judge(expected, f"{response.status_code}: {response.text[:120]}", unless(reason, "without a reason"))
+    choice = read_reply(response).first
     return judge(
-        "reasoning, then a valid call",
+        expected,
         choice,
         *_faults(choice),
         *_called(choice),

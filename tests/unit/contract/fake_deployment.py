@@ -120,6 +120,8 @@ class FakeDeployment(httpx.AsyncBaseTransport):
             return self._error(400, "bad tool schema")
         if "image_url" in text and not self.has("images-dropped"):
             return self._error(400, "text only")
+        if body.get("tool_choice") == "required" and self._thinks(body) and self.has("no-forced-thinking"):
+            return self._error(400, "switch thinking off")
         level = body.get("reasoning_effort")
         if level == "banana" and not self.has("effort-nonsense"):
             return self._error(400, "unknown effort")

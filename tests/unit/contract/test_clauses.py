@@ -128,6 +128,14 @@ def test_what_a_foreign_server_cannot_do_is_a_skip_and_a_miss_in_our_own() -> No
     assert {verdict for verdict, _ in outcomes(Unseeded(), *asked).values()} == {"MISS"}
 
 
+def test_a_required_call_with_thinking_may_be_refused_with_a_reason() -> None:
+    """As smg does for names of DeepSeek's models."""
+    assert outcomes(FakeDeployment("no-forced-thinking"), "tools-thinking")["tools-thinking"][0] == "pass"
+    assert (
+        outcomes(FakeDeployment("no-forced-thinking", "flat-errors"), "tools-thinking")["tools-thinking"][0] == "MISS"
+    )
+
+
 def test_apis_that_are_not_served_and_seeds_that_cannot_be_are_skips() -> None:
     """Which is the case with sglang-router, and with speculative decoding."""
     seen = outcomes(FakeDeployment("chat-only", "speculates"), *APIS, "sampling-seeded")
