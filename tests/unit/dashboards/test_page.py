@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -31,6 +32,16 @@ def test_the_seventeen_subjects_lead_to_panels_of_the_main_board() -> None:
 def test_silent_queries_are_listed_with_their_reason() -> None:
     listed = [tuple(cell.strip("`") for cell in row) for row in _rows("silent")]
     assert listed == [(*where, REASONS[reason]) for where, reason in SILENT.items()]
+
+
+def test_times_are_those_of_the_result_file() -> None:
+    result = json.loads((PAGE.parents[2] / "deploy/results/board-queries.json").read_text(encoding="utf-8"))
+    slowest, median = (figure["value"] for figure in result["figures"])
+    text = " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert f"the slowest of {result['queries']} queries takes {slowest * 1000:.0f} ms" in text
+    assert f"the median {median * 1000:.0f} ms" in text
+    assert f"({result['history']['series']} series" in text
+    assert slowest < 0.2
 
 
 def test_pictures_exist() -> None:
