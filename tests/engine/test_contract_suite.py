@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -14,7 +15,7 @@ from dsv41_serving.contract import goldens
 from dsv41_serving.contract.encoder import Encoding
 from dsv41_serving.resources import data_dir
 from dsv41_serving.spec import load_spec
-from tests.engine.stack import MODEL, PORTS, StackUnderTest
+from tests.engine.stack import MODEL, PORTS, START_TIMEOUT_S, StackUnderTest, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,6 +163,42 @@ class TestFaults:
         assert clauses["thinking-default"]["verdict"] == "miss"
         assert clauses["temperature-default"]["verdict"] == "miss"
         assert clauses["thinking-on"]["verdict"] == "pass"
+
+
+class TestOneWrongEngine:
+    """A pair of which one half runs with another name."""
+
+    @pytest.fixture(scope="class")
+    def pair(self, node: StackUnderTest) -> Iterator[StackUnderTest]:
+        """Start prefill from the sound plan and decode from the other."""
+        node.down()
+        wrong = StackUnderTest(node.state_dir, [*node.overrides, TestFaults.OTHER[0]])
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        running = [node.spawn("run", "prefill", **quiet), wrong.spawn("run", "decode", **quiet)]
+        try:
+            for name in ("prefill", "decode"):
+                wait_until(lambda name=name: self.is_ready(node, name), START_TIMEOUT_S, f"{name} is ready")
+            yield node
+        finally:
+            for process in running:
+                process.terminate()
+            for process in running:
+                process.wait(60)
+
+    @staticmethod
+    def is_ready(node: StackUnderTest, name: str) -> bool:
+        try:
+            record = node.record(name)
+        except FileNotFoundError:
+            return False
+        return record.state == "ready" and record.alive
+
+    @pytest.mark.parametrize(("service", "code"), [("prefill", 0), ("decode", 1)])
+    def test_the_clauses_of_the_name_are_red_there_alone(self, pair: StackUnderTest, service: str, code: int) -> None:
+        names = ("model-listed", "engines-agree")
+        found, clauses = pair.check_contract("--url", _url(service), *names)
+        assert found == code
+        assert {row["verdict"] for row in clauses.values()} == {"miss" if code else "pass"}, clauses
 
 
 def _url(service: str, path: str = "") -> str:
