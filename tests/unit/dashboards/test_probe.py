@@ -1,66 +1,34 @@
-"""Queries are asked as Grafana asks them."""
+"""Queries are asked as Grafana asks them, and the verb says which are dead."""
 
 from __future__ import annotations
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlsplit
+from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner, Result
 
+from dsv41_serving.cli import cli
 from dsv41_serving.dashboards import BOARDS
 from dsv41_serving.dashboards.probe import ask_panels, fill_in, queries
+from dsv41_serving.dashboards.silent import SILENT
 from dsv41_serving.errors import InputError
+from tests.unit.dashboards.fake_prometheus import FakePrometheus, serve_prometheus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class FakePrometheus:
-    """Answers every query with one series, except those that `refused` or `empty` say."""
-
-    def __init__(self) -> None:
-        self.url = ""
-        self.asked: list[tuple[str, dict[str, str]]] = []
-        self.empty: set[str] = set()
-        self.value = "1"
-
-    def answer(self, path: str, params: dict[str, str]) -> dict[str, Any]:
-        self.asked.append((path, params))
-        if params["query"] in self.empty:
-            return {"status": "success", "data": {"result": []}}
-        if "sort_desc" in params["query"]:
-            return {"status": "error", "error": "parse error: no sorting today"}
-        sample = [1.0, self.value]
-        return {"status": "success", "data": {"result": [{"metric": {}, "value": sample, "values": [sample]}]}}
-
-
 @pytest.fixture
 def prometheus() -> Iterator[FakePrometheus]:
-    fake = FakePrometheus()
+    with serve_prometheus() as fake:
+        yield fake
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            url = urlsplit(self.path)
-            text = json.dumps(fake.answer(url.path, {k: v[0] for k, v in parse_qs(url.query).items()})).encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    fake.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield fake
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def _check(prometheus: FakePrometheus, *options: str) -> Result:
+    return CliRunner().invoke(
+        cli, ["--profile", "embedded", "dashboards", "check", "--prometheus", prometheus.url, *options]
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,10 +54,10 @@ def test_every_query_is_asked_once_without_variables(prometheus: FakePrometheus)
 
 
 def test_refused_empty_and_answered_queries_are_told_apart(prometheus: FakePrometheus) -> None:
-    silent = ask_panels(BOARDS, prometheus.url)[1].expr
-    prometheus.empty = {silent}
+    prometheus.empty = {ask_panels(BOARDS, prometheus.url)[1].expr}
+    prometheus.refused = "sort_desc"
     first, second, third = ask_panels(BOARDS, prometheus.url)[:3]
-    assert (first.alive, first.problem) == (False, "parse error: no sorting today")
+    assert (first.alive, first.problem) == (False, "parse error: not today")
     assert (second.alive, second.problem) == (False, "")
     assert (third.alive, third.series) == (True, 1)
 
@@ -102,3 +70,28 @@ def test_a_series_of_nothing_but_nan_draws_nothing(prometheus: FakePrometheus) -
 def test_nobody_at_the_address_is_one_line() -> None:
     with pytest.raises(InputError, match=r"no Prometheus answers .*; name its address with --prometheus"):
         ask_panels(BOARDS, "http://127.0.0.1:9")
+
+
+def test_check_passes_when_only_silent_queries_are_silent(prometheus: FakePrometheus) -> None:
+    answers = ask_panels(BOARDS, prometheus.url)
+    prometheus.empty = {answer.expr for answer in answers if answer.where in SILENT}
+    done = _check(prometheus)
+    assert done.exit_code == 0
+    assert "silent  dsv41-node / Power / GPU {{gpu}}: needs an NVIDIA driver" in done.output
+    alive = len(answers) - len(SILENT)
+    assert done.output.splitlines()[-1] == f"{alive} of {len(answers)} queries have data, 0 are dead"
+
+
+def test_check_names_the_dead_query_and_fails(prometheus: FakePrometheus) -> None:
+    prometheus.empty = {'max(dsv41_handoff_baseline_gb_s{node=~".*"})'}
+    done = _check(prometheus)
+    assert done.exit_code == 1
+    expected = "dead    dsv41-main / Hand-off speed / what the link can do: no data: max(dsv41_handoff_baseline_gb_s"
+    assert expected in done.output
+
+
+def test_check_as_json_has_every_query_with_its_time(prometheus: FakePrometheus) -> None:
+    rows = json.loads(_check(prometheus, "--json").output)
+    assert len(rows) == len(list(queries(BOARDS)))
+    assert rows[0]["panel"] == "KV fullness"
+    assert all(row["seconds"] >= 0 for row in rows)
