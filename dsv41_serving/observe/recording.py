@@ -104,7 +104,7 @@ async def _record(
             say(f"{target.name}: not recorded, {target.url} does not answer ({type(error).__name__})")
             continue
         wanted = _KEPT.get(target.name)
-        page = keep_families(response.text, wanted) if wanted else response.text
+        page = hide_directories(keep_families(response.text, wanted) if wanted else response.text)
         (directory / f"{target.name}-{when}.prom").write_text(page, encoding="utf-8")
         say(f"{target.name}: {page.count(chr(10))} lines {when}")
 
@@ -117,6 +117,11 @@ def keep_families(page: str, wanted: re.Pattern[str]) -> str:
         if wanted.match(name) and ("mountpoint=" not in line or 'mountpoint="/"' in line):
             lines.append(line)
     return "\n".join(lines) + "\n"
+
+
+def hide_directories(page: str) -> str:
+    """Return `page` with the names of rule files alone: where they lay on the machine that was recorded is nobody's business."""
+    return re.sub(r'"[^";]*/([^"/;]+\.yml;)', r'"\1', page)
 
 
 def declared_metrics() -> dict[str, dict[str, Any]]:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING
+import re
+from pathlib import Path
 
 import pytest
 
 from dsv41_serving.errors import InputError
 from dsv41_serving.observe.known_metrics import known_metrics
-from dsv41_serving.observe.recording import _NODE_FAMILIES, _declarations, keep_families, record_pages, targets_of
+from dsv41_serving.observe.recording import (
+    _NODE_FAMILIES,
+    _declarations,
+    hide_directories,
+    keep_families,
+    record_pages,
+    targets_of,
+)
 from dsv41_serving.spec import load_spec
 from tests.unit.run.fake_plan import fake_plan
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SPEC = load_spec(profile="embedded").spec
 
@@ -28,6 +33,16 @@ def test_of_the_host_only_what_is_judged_is_kept_and_no_private_mount() -> None:
     assert keep_families(page, _NODE_FAMILIES) == (
         '# TYPE node_load1 gauge\nnode_load1 1\nnode_filesystem_avail_bytes{mountpoint="/"} 5\n'
     )
+
+
+def test_directories_of_the_recorded_machine_are_not_kept() -> None:
+    page = 'prometheus_x{rule_group="/home/me/rules/engine.yml;dsv41-engine-alerts"} 0\n'
+    assert hide_directories(page) == 'prometheus_x{rule_group="engine.yml;dsv41-engine-alerts"} 0\n'
+
+
+def test_no_recorded_page_names_a_directory_of_somebody() -> None:
+    pages = Path(__file__).parents[3] / "monitoring" / "metrics"
+    assert [page.name for page in pages.glob("*.prom") if re.search(r'"/(home|root|tmp|work)/', page.read_text())] == []
 
 
 def test_declarations_are_read_from_source() -> None:
