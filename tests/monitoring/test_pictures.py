@@ -26,6 +26,7 @@ COMMITTED = Path(__file__).parents[2] / "monitoring" / "dashboards"
 RANGE_S = 300
 # Curves over five minutes are smooth with the window of a usual scrape; the stack under test is scraped every second.
 WINDOW_SCRAPE_S = 5
+NODE_NEEDED = 20
 BUILD_TIMEOUT_S = 600
 DRAW_TIMEOUT_S = 600
 COLORS = 256
@@ -44,6 +45,11 @@ def page() -> Path:
     chromium = os.environ.get("CHROMIUM", "chromium")
     if not shutil.which(chromium) or not shutil.which("node"):
         pytest.skip("needs Node and Chromium: apt-get install --no-install-recommends nodejs npm chromium")
+    major = int(subprocess.check_output(["node", "--version"], text=True).lstrip("v").split(".")[0])
+    if major < NODE_NEEDED:
+        pytest.skip(
+            f"needs Node {NODE_NEEDED} or newer for vite 7, this is {major}: apt-get install nodejs from a newer release"
+        )
     if not (RENDER / "node_modules").is_dir():
         pytest.skip("needs Grafana's packages: npm ci --prefix tests/monitoring/render --ignore-scripts")
     subprocess.run(["npm", "run", "build"], cwd=RENDER, check=True, capture_output=True, timeout=BUILD_TIMEOUT_S)
