@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 from dsv41_serving.bench.result import read_result
 from dsv41_serving.bench.step_law import read_laws
 
+# Every round starts SGLang's load generator anew, a minute on a busy machine.
+BENCH_TIMEOUT_S = 1800.0
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -56,6 +59,7 @@ def test_the_step_law_is_fitted_over_three_concurrencies(stack: StackUnderTest, 
     done = stack.run(
         *("bench", "scaling", "--prompt", "32", "--answer", "16", "--longest", "4", "--rounds", "1"),
         *("--out", str(tmp_path / "law.json")),
+        timeout=BENCH_TIMEOUT_S,
     )
     assert done.returncode == 0, done.stderr
     (law,) = read_laws(read_result(tmp_path / "law.json"))
