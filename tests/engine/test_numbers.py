@@ -40,7 +40,8 @@ def test_preflight_beside_a_running_stack_finds_no_conflict(stack: StackUnderTes
 def test_a_benchmark_keeps_every_latency_and_becomes_a_page(stack: StackUnderTest, tmp_path: Path) -> None:
     """One request of 64 tokens in, 16 out: the answer has exactly that length, whatever the model would say."""
     done = stack.run(
-        "bench", "run", "single", "--scale", "0.015625", "--rounds", "2", "--out", str(tmp_path / "r.json")
+        *("bench", "run", "single", "--scale", "0.015625", "--rounds", "2", "--out", str(tmp_path / "r.json")),
+        timeout=BENCH_TIMEOUT_S,
     )
     assert done.returncode == 0, done.stderr
     result = read_result(tmp_path / "r.json")
