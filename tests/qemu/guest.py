@@ -68,6 +68,7 @@ def start(plan: str) -> dict[str, Any]:
         "said": said,
         "active": run("systemctl", "is-active", UNIT),
         "status": run("systemctl", "show", "-P", "StatusText", UNIT),
+        "cpu_weight": read("/sys/fs/cgroup/dsv41.slice/dsv41-engines.slice/cpu.weight"),
         "processes": [describe(pid) for pid in (main, *children) if pid],
         "journal": run("journalctl", "--no-pager", "-o", "cat", "-u", UNIT, "-n", "40"),
         "fields": run("journalctl", "--no-pager", "-o", "json", "-n", "1", "-u", UNIT, "_COMM=python3"),
@@ -100,7 +101,6 @@ def main() -> None:
     run("systemd-tmpfiles", "--create", "dsv41.conf")
     run("systemctl", "daemon-reload")
     report: dict[str, Any] = {"bound": start("plan.json")}
-    report["cpu_weight"] = read("/sys/fs/cgroup/dsv41.slice/dsv41-engines.slice/cpu.weight")
     report["elsewhere"] = start("plan-node0.json")
     report["incidents"] = sorted(path.name for path in Path("/var/lib/dsv41/incidents").glob("*"))
     report["mlock"] = {limit: lock_memory(limit) for limit in ("infinity", "64K")}

@@ -118,7 +118,7 @@ def test_engine_lies_in_its_slice_and_its_weight_is_in_force(
 ) -> None:
     cgroup = "0::/dsv41.slice/dsv41-engines.slice/dsv41-prefill.service"
     assert {process["cgroup"] for process in processes} == {cgroup}
-    assert report["cpu_weight"] == "1000"
+    assert report["bound"]["cpu_weight"] == "1000"
 
 
 def test_journal_knows_role_and_release(report: dict[str, Any]) -> None:
