@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 TIME_FACTOR = 0.02
 ALERT_TIMEOUT_S = 120.0
 POOL_TOKENS = 4096
-# A number is about four tokens: the toy model's tokenizer knows digits only.
+# A number of three digits is four tokens of the toy model.
 LONG_PROMPT_NUMBERS = 450
-FILLING_PROMPT_NUMBERS = 865
-FILLING_ANSWER_TOKENS = 280
+FILLING_PROMPT_NUMBERS = 940
+FILLING_ANSWER_TOKENS = 240
 PLAIN = {"chat_template_kwargs": {"thinking": False}}
 
 
@@ -200,6 +200,6 @@ def _send_until(stop: threading.Event, url: str, seed: int) -> None:
 
 def _ask(url: str, *, numbers: int, max_tokens: int, seed: int) -> httpx.Response:
     """Send a prompt that no cache holds."""
-    text = " ".join(f"{(seed * 7919 + index * 104729) % 997}" for index in range(numbers))
+    text = " ".join(f"{(seed * 7919 + index * 104729) % 997:03d}" for index in range(numbers))
     body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": max_tokens, "temperature": 1}
     return httpx.post(f"{url}/v1/chat/completions", json={**body, "ignore_eos": True, **PLAIN}, timeout=300)
