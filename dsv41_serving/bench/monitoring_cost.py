@@ -63,9 +63,7 @@ def measure(prometheus: Prometheus) -> list[Figure]:
             ) from None
         if value is None:
             raise InputError(f"{name}: no data", where=prometheus.url, remedy=f"wait {WINDOW}, then measure again")
-        figures.append(
-            Figure(name=name, value=value * factor, unit=unit, target=target, samples=[round(value * factor, 3)])
-        )
+        figures.append(Figure(name, round(value * factor, 3), unit, target, [round(value * factor, 3)]))
     return figures
 
 
