@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from dsv41_serving.bench.provenance import describe_run
 from tests.node.machine import Machine, Network, make_template, missing_tools
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +39,7 @@ class Play:
 
     code: int
     output: str
+    seconds: float
 
     @property
     def changed(self) -> int:
@@ -75,12 +78,13 @@ class Operator:
         """Run `ansible-playbook -i inventory playbooks/NAME.yml` in ansible/, as the README says."""
         command = [BIN / "ansible-playbook", "-i", self.directory / "hosts.json", *options, f"playbooks/{name}.yml"]
         environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(self.directory / "ansible")}
+        started = time.monotonic()
         done = subprocess.run(
             command, cwd=ROOT / "ansible", env=environment, check=False, capture_output=True, text=True,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
         (self.directory / f"{name}.log").write_text(done.stdout + done.stderr)
-        return Play(done.returncode, done.stdout + done.stderr)
+        return Play(done.returncode, done.stdout + done.stderr, round(time.monotonic() - started, 1))
 
     def must_play(self, name: str, *options: str) -> Play:
         """Run a playbook that has to succeed."""
@@ -96,6 +100,18 @@ def ask(machine: Machine, prompt: str = "What is the capital of France?") -> dic
         f"curl -sS --max-time 60 http://127.0.0.1:30001/v1/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'"
     )
     return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="session")
+def figures() -> Iterator[dict[str, Any]]:
+    """Return what the tests write measured times into; DSV41_NODE_FIGURES names a file to keep them in."""
+    measured: dict[str, Any] = {}
+    yield measured
+    if path := os.environ.get("DSV41_NODE_FIGURES"):
+        run = describe_run(f"DSV41_NODE_FIGURES={path} make test-node")
+        Path(path).write_text(
+            json.dumps({**run, "load_average": os.getloadavg()[2], "figures": measured}, indent=1) + "\n"
+        )
 
 
 @pytest.fixture(scope="session")

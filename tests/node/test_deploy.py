@@ -25,8 +25,8 @@ def test_a_wrong_key_is_refused_before_the_node_is_touched(operator: Operator) -
     assert operator.node.run(OURS, check=False).stdout == ""
 
 
-def test_a_bare_machine_becomes_a_serving_node(operator: Operator) -> None:
-    operator.must_play("deploy")
+def test_a_bare_machine_becomes_a_serving_node(operator: Operator, figures: dict[str, float]) -> None:
+    figures["deploy: bare machine to passed gate, s"] = operator.must_play("deploy").seconds
     node = operator.node
     assert (
         node.run("systemctl is-active dsv41.target dsv41-prefill dsv41-decode dsv41-router").stdout.split()
@@ -37,9 +37,11 @@ def test_a_bare_machine_becomes_a_serving_node(operator: Operator) -> None:
     assert failing_targets(node) == set()
 
 
-def test_a_second_run_changes_nothing(operator: Operator) -> None:
+def test_a_second_run_changes_nothing(operator: Operator, figures: dict[str, float]) -> None:
     before = main_pids(operator.node)
-    assert operator.must_play("deploy").changed == 0
+    play = operator.must_play("deploy")
+    assert play.changed == 0
+    figures["deploy: second run, s"] = play.seconds
     assert main_pids(operator.node) == before
     operator.must_play("check")
 

@@ -61,7 +61,7 @@ def serves(machine: Machine) -> bool:
 
 @pytest.mark.parametrize("service", ["router", "decode", "prefill"])
 def test_a_killed_service_comes_back_and_only_requests_of_that_time_fail(
-    operator: Operator, service: str, record_property: Callable[[str, object], None]
+    operator: Operator, service: str, figures: dict[str, object]
 ) -> None:
     node = operator.node
     with load_on(node) as results:
@@ -74,8 +74,8 @@ def test_a_killed_service_comes_back_and_only_requests_of_that_time_fail(
         wait_until(lambda: serves(node), "serving again")
         recovered = time.monotonic() - killed
         time.sleep(5)
-    record_property("seconds_to_serving", round(recovered, 1))
-    record_property("outcomes", dict(Counter(result["outcome"] for result in results)))
+    figures[f"kill -9 of {service}: to serving again, s"] = round(recovered, 1)
+    figures[f"kill -9 of {service}: requests by outcome"] = dict(Counter(result["outcome"] for result in results))
     # What a client gets is an answer or an error, never an empty answer that looks like one.
     assert "empty answer" not in {result["outcome"] for result in results}
     last = max(result["started"] + result["seconds"] for result in results)
