@@ -25,16 +25,15 @@ BODY = json.dumps(
 
 
 def main() -> None:
-    """Run the clients; print a JSON list of {started, seconds, outcome}, times in seconds since the first request."""
+    """Run the clients; print a JSON list of {started, seconds, outcome}, started in Unix seconds."""
     port, stop, clients = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    begin, results = time.monotonic(), []
+    results = []
 
     def client() -> None:
         while not stop.exists():
-            started = time.monotonic()
+            started = time.time()
             outcome = converse(f"http://127.0.0.1:{port}/v1/chat/completions")
-            now = time.monotonic()
-            results.append({"started": started - begin, "seconds": now - started, "outcome": outcome})
+            results.append({"started": started, "seconds": time.time() - started, "outcome": outcome})
             if outcome != "ok":
                 time.sleep(0.5)  # a client that was refused comes back, but not at once
 

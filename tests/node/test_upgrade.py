@@ -14,11 +14,6 @@ def releases(machine: Machine) -> list[dict[str, str]]:
     return json.loads(machine.run("dsv41 release list --json").stdout)
 
 
-def model_ids(machine: Machine) -> set[str]:
-    page = json.loads(machine.run("curl -sS http://127.0.0.1:30001/v1/models").stdout)
-    return {model["id"] for model in page["data"]}
-
-
 def test_a_changed_inventory_becomes_the_next_release_and_rollback_undoes_it(operator: Operator) -> None:
     node = operator.node
     (first,) = [release["name"] for release in releases(node) if release["current"]]
