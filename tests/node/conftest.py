@@ -110,7 +110,7 @@ def figures() -> Iterator[dict[str, Any]]:
     if path := os.environ.get("DSV41_NODE_FIGURES"):
         run = describe_run(f"DSV41_NODE_FIGURES={path} make test-node")
         Path(path).write_text(
-            json.dumps({**run, "load_average": os.getloadavg()[2], "figures": measured}, indent=1) + "\n"
+            json.dumps({**run, "load_average": round(os.getloadavg()[2], 1), "figures": measured}, indent=1) + "\n"
         )
 
 
