@@ -23,7 +23,7 @@ _LITERALS = re.compile(r"[\w.\-]+(\|[\w.\-]+)*")
 # Grafana's variables in ranges, and what they stand for here.
 _RANGES = {"$__rate_interval": "5m", "$__interval": "1m", "$__range": "1h", "$__range_s": "3600", "$interval": "5m"}
 
-# Label values that exist in the engine's source and cannot be seen where pages are recorded, which is a machine without GPU.
+# Label values that exist in the source and do not show where pages are recorded: a sound machine without a GPU.
 UNSEEN = {
     ("mode", "decode_cuda_graph"): "a step as a CUDA graph",
     ("mode", "prefill_cuda_graph"): "a prefill as a CUDA graph",
@@ -31,6 +31,7 @@ UNSEEN = {
     ("cache_source", "host"): "hierarchical cache",
     ("cache_source", "storage"): "hierarchical cache",
     ("lane", "tcp"): "measured by the transport proof",
+    ("ending", "empty"): "an answer after a failed hand-off",
 }
 
 
