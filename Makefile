@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 ENV    := $(VENV)/.synced
 DSV41  := $(BIN)/dsv41 --profile embedded
 
-.PHONY: help env up down status test test-unit test-kernels test-engine test-monitoring test-node test-qemu pictures test-gpu lint format lock measure clean
+.PHONY: help env up down status test test-unit test-kernels test-engine test-monitoring test-node pictures test-gpu lint format lock measure clean
 
 help:
 	@echo "make up      start the embedded stack and return when its gate has passed"
@@ -67,10 +67,6 @@ pictures: $(ENV)
 # Boots Debian machines; skips, and says why, where it may not.
 test-node: $(ENV)
 	$(BIN)/pytest tests/node
-
-# Emulates a machine with two NUMA nodes, for what a container cannot show; minutes, so not part of `make test`.
-test-qemu: $(ENV)
-	$(BIN)/pytest tests/qemu
 
 test-gpu: $(ENV)
 	$(BIN)/pytest tests/gpu
