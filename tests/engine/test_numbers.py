@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING
 
 from dsv41_serving.bench.result import read_result
-from dsv41_serving.bench.step_law import read_laws
 
 # Every round starts SGLang's load generator anew, a minute on a busy machine.
 BENCH_TIMEOUT_S = 1800.0
@@ -54,16 +53,3 @@ def test_a_benchmark_keeps_every_latency_and_becomes_a_page(stack: StackUnderTes
     page = stack.run("bench", "report", str(tmp_path / "r.json"), "--out", str(tmp_path / "page"))
     assert page.returncode == 0, page.stderr
     assert "single: one request" in (tmp_path / "page/report.html").read_text(encoding="utf-8")
-
-
-def test_the_step_law_is_fitted_over_three_concurrencies(stack: StackUnderTest, tmp_path: Path) -> None:
-    done = stack.run(
-        *("bench", "scaling", "--prompt", "32", "--answer", "16", "--longest", "4", "--rounds", "1"),
-        *("--out", str(tmp_path / "law.json")),
-        timeout=BENCH_TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stderr
-    (law,) = read_laws(read_result(tmp_path / "law.json"))
-    assert [point.requests for point in law.points] == [1, 2, 4]
-    assert all(point.step_s > 0 for point in law.points)
-    assert done.stdout.startswith("after 32 tokens: step = ")
