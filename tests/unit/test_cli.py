@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from rich.console import Console
 
 from dsv41_serving import cli
+from dsv41_serving.cli import context, output
 from dsv41_serving.errors import GateError
 from dsv41_serving.facts import Facts
 from dsv41_serving.plan import Plan
@@ -50,8 +50,8 @@ class Result:
 def dsv41(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Result]:
     """Run the command line in this process, in an empty directory and without an installed node file."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "DEFAULT_NODE_FILES", (Path("node.toml"), tmp_path / "etc" / "node.toml"))
-    monkeypatch.setattr(cli, "out", Console(width=160))
+    monkeypatch.setattr(context, "DEFAULT_NODE_FILES", (Path("node.toml"), tmp_path / "etc" / "node.toml"))
+    monkeypatch.setattr(output.out, "width", 160)
 
     def run(*arguments: str | Path) -> Result:
         monkeypatch.setattr(sys, "argv", ["dsv41", *map(str, arguments)])
@@ -350,14 +350,14 @@ def test_exit_codes_say_which_kind_of_error(
     def fail(_: object) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "read_facts", fail)
+    monkeypatch.setattr(context, "read_facts", fail)
     assert dsv41("facts") == Result(code, "", line)
 
 
 def test_a_detached_start_means_the_same_node(tmp_path: Path) -> None:
     """The global options are passed on; a relative file is made absolute."""
-    context = cli.Context(tmp_path / "node.toml", "embedded", ("a.b=1", "c=2"), Path("/"))
-    assert context.arguments() == [
+    options = context.Context(tmp_path / "node.toml", "embedded", ("a.b=1", "c=2"), Path("/"))
+    assert options.arguments() == [
         "--node",
         str(tmp_path / "node.toml"),
         "--profile",
@@ -367,7 +367,7 @@ def test_a_detached_start_means_the_same_node(tmp_path: Path) -> None:
         "--set",
         "c=2",
     ]
-    assert cli.Context(None, None, (), Path("/")).arguments() == []
+    assert context.Context(None, None, (), Path("/")).arguments() == []
 
 
 def test_the_console_script_and_the_module_are_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from dsv41_serving.errors import EXIT_CHECK_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
     from dsv41_serving.canary.result import CanaryRun
-    from dsv41_serving.cli import Context
+    from dsv41_serving.cli.context import Context
 
 
 @click.command()

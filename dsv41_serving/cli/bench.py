@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dsv41_serving.bench.report import Block
     from dsv41_serving.bench.result import Launch, ResultSet
     from dsv41_serving.bench.scenario import Scenario
-    from dsv41_serving.cli import Context
+    from dsv41_serving.cli.context import Context
     from dsv41_serving.plan.model import Plan
 
 _OUT = click.option("--out", type=click.Path(path_type=Path), required=True, help="File or directory to write.")
@@ -181,7 +181,7 @@ def _measure_in_turn(
     from dsv41_serving.bench.alternate import launch_in_turn  # noqa: PLC0415
     from dsv41_serving.bench.protocol import load_words, measure_launch  # noqa: PLC0415
     from dsv41_serving.bench.scenario import choose_scenarios  # noqa: PLC0415
-    from dsv41_serving.cli import Context  # noqa: PLC0415
+    from dsv41_serving.cli.context import Context  # noqa: PLC0415
 
     contexts = [Context(file, None, (), Path("/")) for file in files]
     # One context length for both sides, or the prompts would differ.

@@ -1,0 +1,197 @@
+"""Start, stop, look at and judge what runs on this node."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from dsv41_serving.cli.output import out, print_json, say
+from dsv41_serving.errors import EXIT_CHECK_FAILED, EXIT_OK, InputError
+
+if TYPE_CHECKING:
+    from dsv41_serving.cli.context import Context
+    from dsv41_serving.plan import Plan, Service
+    from dsv41_serving.run.drain import Drained
+
+
+def _drain(made: Plan, timeout_s: float | None) -> Drained:
+    from dsv41_serving.run.drain import drain_node  # noqa: PLC0415
+
+    bound = max(engine.drain_timeout_s for engine in made.engines) if timeout_s is None else timeout_s
+    said: list[str] = []
+
+    def show(text: str) -> None:
+        if text not in said[-1:]:
+            said.append(text)
+            say(text)
+
+    return asyncio.run(drain_node(made, bound, show))
+
+
+def _find_service(made: Plan, role: str) -> Service:
+    try:
+        return made.service(role)
+    except KeyError:
+        names = ", ".join(service.name for service in made.services)
+        raise InputError(
+            f"this plan has no service '{role}'", where=f"shape {made.shape}", remedy=f"use one of: {names}"
+        ) from None
+
+
+@click.command()
+@click.argument("role")
+@click.pass_obj
+def run(context: Context, role: str) -> None:
+    """Run one service of the plan (prefill, decode, router) in the foreground, as systemd does."""
+    from dsv41_serving.run.prepare import prepare_start  # noqa: PLC0415
+    from dsv41_serving.run.service import report_preparation, run_service  # noqa: PLC0415
+
+    made, found = context.plan()
+    service = _find_service(made, role)
+    prepare_start(made, found, (service,), report_preparation(service, say))
+    run_service(made, service, say=say, read_gpus=lambda: context.facts().gpus)
+
+
+@click.command()
+@click.option("--detach", is_flag=True, help="Return when the gate has passed and leave the stack running.")
+@click.pass_obj
+def up(context: Context, detach: bool) -> None:  # noqa: FBT001
+    """Run the whole plan on this machine; Ctrl-C drains and stops it."""
+    from dsv41_serving.exporter.serve import start_beside  # noqa: PLC0415
+    from dsv41_serving.run.prepare import prepare_start  # noqa: PLC0415
+    from dsv41_serving.run.up import hold_stack, launch_stack, refuse_second  # noqa: PLC0415
+
+    made, found = context.plan()
+    refuse_second(made)
+    prepare_start(made, found, made.services, say)
+    if detach:
+        launch_stack(made, out, [sys.executable, "-m", "dsv41_serving", *context.arguments(), "up"])
+    else:
+        start_beside(made, context.load().spec.monitoring, say)
+        hold_stack(made, out)
+
+
+@click.command()
+@click.pass_obj
+def down(context: Context) -> None:
+    """Stop what `dsv41 up` runs, and what an earlier one left behind."""
+    from dsv41_serving.run.up import stop_stack  # noqa: PLC0415
+
+    made, _ = context.plan()
+    click.echo(stop_stack(made, out))
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def status(context: Context, as_json: bool) -> None:  # noqa: FBT001
+    """Show what runs; exit 1 unless everything is ready."""
+    from dsv41_serving.run.status import as_rows, as_table, list_problems, read_status  # noqa: PLC0415
+
+    state_dir = context.state_dir()
+    rows = asyncio.run(read_status(state_dir))
+    if as_json:
+        print_json(as_rows(rows))
+    elif rows:
+        out.print(as_table(rows))
+        for problem in list_problems(state_dir, rows):
+            click.echo(problem)
+    else:
+        click.echo("nothing is running")
+    sys.exit(EXIT_OK if rows and all(row.state == "ready" for row in rows) else EXIT_CHECK_FAILED)
+
+
+@click.command()
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0),
+    help="Seconds that running requests may take; what is left then is cancelled (default: engine.drain_timeout_s).",
+)
+@click.option("--undo", is_flag=True, help="Let requests in again.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def drain(context: Context, timeout_s: float | None, undo: bool, as_json: bool) -> None:  # noqa: FBT001
+    """Send new requests away with 503 and wait until those inside have finished; everything stays up."""
+    from dsv41_serving.run.door import open_door  # noqa: PLC0415
+
+    made, _ = context.plan()
+    if undo:
+        asyncio.run(open_door(made))
+        click.echo("open: requests are served")
+        return
+    done = _drain(made, timeout_s)
+    if as_json:
+        print_json(asdict(done))
+    else:
+        click.echo(
+            f"drained in {done.seconds:.1f} s"
+            + (f"; cancelled {done.cancelled}" if done.cancelled else "")
+            + (f"; still there: {done.left}" if done.left else "")
+            + ("" if done.closed else "; no router was running")
+        )
+    sys.exit(EXIT_CHECK_FAILED if done.left else EXIT_OK)
+
+
+@click.command()
+@click.option("--pair", is_flag=True, help="Restart the engines as well, not the router alone.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), help="As of `dsv41 drain`.")
+@click.pass_obj
+def restart(context: Context, pair: bool, timeout_s: float | None) -> None:  # noqa: FBT001
+    """Drain, restart, and return when the gate has passed again."""
+    from dsv41_serving.run.progress import Progress  # noqa: PLC0415
+    from dsv41_serving.run.restart import restart_services  # noqa: PLC0415
+
+    made, _ = context.plan()
+    _drain(made, timeout_s)
+    with Progress(out) as progress:
+        restart_services(made, progress.show, pair=pair)
+    click.echo("restarted: " + (", ".join(service.name for service in made.services) if pair else "router"))
+
+
+@click.command()
+@click.argument("role")
+@click.option("--if-failed", is_flag=True, help="Do nothing when systemd says that the service ended well.")
+@click.pass_obj
+def incident(context: Context, role: str, if_failed: bool) -> None:  # noqa: FBT001
+    """Save journal, status, GPUs, plan and crash dump paths of ROLE in one file below the state directory."""
+    from dsv41_serving.run.incident import failed, save_incident  # noqa: PLC0415
+
+    if if_failed and not failed(os.environ):
+        return
+    made, found = context.plan()
+    click.echo(f"saved {save_incident(made, _find_service(made, role), found.gpus)}")
+
+
+@click.command()
+@click.argument("role", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def gate(context: Context, role: str | None, as_json: bool) -> None:  # noqa: FBT001
+    """Run the gate of ROLE, or of everything, against what runs now; exit 1 when a check fails."""
+    from dsv41_serving.check.result import all_passed, as_rows, as_table  # noqa: PLC0415
+    from dsv41_serving.run.gate import check_running  # noqa: PLC0415
+
+    made, found = context.plan()
+    findings = asyncio.run(check_running(made, role, found.gpus))
+    if as_json:
+        print_json(as_rows(findings))
+    else:
+        out.print(as_table(findings))
+    sys.exit(EXIT_OK if all_passed(findings) else EXIT_CHECK_FAILED)
+
+
+@click.command()
+@click.option("--hashes", is_flag=True, help="Also compute every sha256 that is known.")
+@click.pass_obj
+def model(context: Context, hashes: bool) -> None:  # noqa: FBT001
+    """Check the files of the model, or make an embedded one; print its directory."""
+    from dsv41_serving.check.start import find_checkpoint  # noqa: PLC0415
+
+    made, _ = context.plan()
+    click.echo(find_checkpoint(made, say, hashes=hashes))
