@@ -38,7 +38,9 @@ async def close_door(plan: Plan) -> bool:
             for worker in half or workers:
                 response = await client.delete(f"{plan.router.url}/workers/{worker['id']}")
                 _expect(response, plan.router, {httpx.codes.ACCEPTED, httpx.codes.OK, httpx.codes.NOT_FOUND})
-            await _wait(client, plan, ready=False)
+            deadline = time.monotonic() + _PATIENCE_S
+            while await _is_ready(client, plan):
+                await _pause(deadline, "keeps its workers")
     except httpx.ConnectError:
         return False
     except httpx.HTTPError as error:
@@ -48,14 +50,17 @@ async def close_door(plan: Plan) -> bool:
 
 async def open_door(plan: Plan) -> None:
     """Give the router its workers back; when it returns, requests are served. Raises GateError when they are not."""
+    missing = {engine.url: engine for engine in plan.engines}
     try:
         async with open_client(find_access(plan), _TIMEOUT_S) as client:
-            known = {worker["url"] for worker in await _list_workers(client, plan)}
-            for engine in plan.engines:
-                if engine.url not in known:
-                    response = await client.post(f"{plan.router.url}/workers", json=_as_worker(engine))
+            deadline = time.monotonic() + _PATIENCE_S
+            while not await _is_ready(client, plan):
+                # smg still lists a worker for five seconds after its removal: one that is missing now was not a moment ago.
+                known = {worker["url"] for worker in await _list_workers(client, plan)}
+                for url in [url for url in missing if url not in known]:
+                    response = await client.post(f"{plan.router.url}/workers", json=_as_worker(missing.pop(url)))
                     _expect(response, plan.router, {httpx.codes.ACCEPTED, httpx.codes.OK})
-            await _wait(client, plan, ready=True)
+                await _pause(deadline, "has no healthy worker")
     except httpx.HTTPError as error:
         raise GateError(
             f"the door cannot be opened ({type(error).__name__})", where="router", remedy="`dsv41 restart`"
@@ -69,16 +74,15 @@ async def _list_workers(client: httpx.AsyncClient, plan: Plan) -> list[dict[str,
     return workers
 
 
-async def _wait(client: httpx.AsyncClient, plan: Plan, *, ready: bool) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while ((await client.get(f"{plan.router.url}/readiness")).status_code == httpx.codes.OK) is not ready:
-        if time.monotonic() > deadline:
-            raise GateError(
-                f"the router {'has no healthy worker' if ready else 'keeps its workers'}",
-                where="router",
-                remedy="`dsv41 restart` starts it anew",
-            )
-        await asyncio.sleep(_POLL_S)
+async def _is_ready(client: httpx.AsyncClient, plan: Plan) -> bool:
+    return (await client.get(f"{plan.router.url}/readiness")).status_code == httpx.codes.OK
+
+
+async def _pause(deadline: float, problem: str) -> None:
+    """Wait for the next look. Raises GateError with `problem` after `deadline`."""
+    if time.monotonic() > deadline:
+        raise GateError(f"the router {problem}", where="router", remedy="`dsv41 restart` starts it anew")
+    await asyncio.sleep(_POLL_S)
 
 
 def _as_worker(engine: Service) -> dict[str, Any]:

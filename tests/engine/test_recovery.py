@@ -51,7 +51,8 @@ class Caller(threading.Thread):
                     if '"error"' in line:
                         self.problem = line
                     elif line == "data: [DONE]":
-                        self.finished = True
+                        # smg ends the stream properly after an event that says what broke: clients raise on that event.
+                        self.finished = not self.problem
                     elif line.startswith("data:"):
                         self.chunks += 1
         except httpx.HTTPError as error:
