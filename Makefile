@@ -51,7 +51,7 @@ test: lint
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line test-here test-node
 
 test-here: $(ENV)
-	@for part in test-unit test-kernels test-engine test-monitoring; do MAKEFLAGS= $(MAKE) --no-print-directory $$part || exit; done
+	@$(MAKE) --no-print-directory --jobs=1 test-unit test-kernels test-engine test-monitoring
 
 test-unit: $(ENV)
 	$(BIN)/pytest tests/unit

@@ -91,13 +91,12 @@ def read_laws(result: ResultSet) -> list[Law]:
 def fit_law(prompt: int, points: Sequence[Point]) -> Law:
     """Fit the line through `points`. Raises ValueError with fewer than two concurrencies."""
     xs, ys = [point.requests for point in points], [point.step_s for point in points]
-    middle_x, middle_y = statistics.fmean(xs), statistics.fmean(ys)
-    spread = sum((x - middle_x) ** 2 for x in xs)
-    if spread == 0:
-        raise ValueError("a line needs two concurrencies")
-    slope = sum((x - middle_x) * (y - middle_y) for x, y in zip(xs, ys, strict=True)) / spread
-    start = middle_y - slope * middle_x
-    total = sum((y - middle_y) ** 2 for y in ys)
+    try:
+        slope, start = statistics.linear_regression(xs, ys)
+    except statistics.StatisticsError as error:
+        raise ValueError("a line needs two concurrencies") from error
+    middle = statistics.fmean(ys)
+    total = sum((y - middle) ** 2 for y in ys)
     left = sum((y - start - slope * x) ** 2 for x, y in zip(xs, ys, strict=True))
     return Law(prompt, start, slope, 1.0 - left / total if total else 1.0, tuple(points))
 

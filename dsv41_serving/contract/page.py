@@ -1,51 +1,55 @@
-"""The result of a watch round as Prometheus metrics, in a text file that an exporter serves or a collector reads."""
+"""The result of a watch round as Prometheus metrics, in a text file that the exporter serves."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+from prometheus_client import CollectorRegistry, write_to_textfile
+from prometheus_client.registry import Collector
 
 from dsv41_serving.contract.fingerprint import digest
+from dsv41_serving.exporter import metrics
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from dsv41_serving.contract.watch import Round
+    from dsv41_serving.exporter.metrics import Family
 
 
-def collect_round(done: Round) -> CollectorRegistry:
-    """Return a registry with the metrics of one round."""
-    registry = CollectorRegistry()
-    clause = Gauge(
-        "dsv41_contract_clause_kept", "1 when the clause is kept, 0 when it is missed.", ["clause"], registry=registry
-    )
-    for result in done.results:
-        if result.outcome.verdict != "skip":
-            clause.labels(result.clause.name).set(result.outcome.verdict == "pass")
-    drift = Gauge(
-        "dsv41_contract_drift", "1 for each served fact that is not the accepted one.", ["item"], registry=registry
-    )
-    for each in done.drift:
-        drift.labels(each.item).set(1)
-    Gauge("dsv41_contract_drifted_items", "Served facts that are not the accepted ones.", registry=registry).set(
-        len(done.drift)
-    )
-    Gauge(
-        "dsv41_contract_fingerprint_info",
-        "Always 1; the label is a hash of what is served.",
-        ["sha256"],
-        registry=registry,
-    ).labels(digest(done.fingerprint)).set(1)
-    for name, text, value in (
-        ("round_timestamp_seconds", "When the last round ended, in Unix seconds.", done.finished_at),
-        ("round_seconds", "How long the last round took.", done.seconds),
-        ("round_generated_tokens", "Tokens the last round made the model generate.", done.generated_tokens),
-    ):
-        Gauge(f"dsv41_contract_{name}", text, registry=registry).set(value)
-    return registry
+# A registry keeps collectors by identity.
+@dataclass(frozen=True, eq=False)
+class _Page(Collector):
+    done: Round
+
+    def collect(self) -> Iterator[Family]:
+        """Yield every family of the round."""
+        done = self.done
+        clause, drift = metrics.CLAUSE_KEPT.family(), metrics.DRIFT.family()
+        for result in done.results:
+            if result.outcome.verdict != "skip":
+                clause.add_metric([result.clause.name], result.outcome.verdict == "pass")
+        for each in done.drift:
+            drift.add_metric([each.item], 1)
+        yield from (clause, drift)
+        fingerprint = metrics.FINGERPRINT_INFO.family()
+        fingerprint.add_metric([digest(done.fingerprint)], 1)
+        yield fingerprint
+        for metric, value in (
+            (metrics.DRIFTED_ITEMS, len(done.drift)),
+            (metrics.ROUND_AT, done.finished_at),
+            (metrics.ROUND_SECONDS, done.seconds),
+            (metrics.ROUND_TOKENS, done.generated_tokens),
+        ):
+            family = metric.family()
+            family.add_metric([], value)
+            yield family
 
 
 def write_page(done: Round, path: Path) -> None:
     """Write the metrics of a round to `path`, whole or not at all."""
-    write_to_textfile(str(path), collect_round(done))
+    registry = CollectorRegistry()
+    registry.register(_Page(done))
+    write_to_textfile(str(path), registry)

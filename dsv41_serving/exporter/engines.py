@@ -9,6 +9,7 @@ The step law is a least-squares fit of step = a + b * batch. A step is the inter
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -148,15 +149,12 @@ def forecast_s(free: Sequence[Point]) -> float:
 
 
 def fit_line(points: Sequence[Point]) -> tuple[float, float] | None:
-    """Return (a, b) of the least-squares line y = a + b * x, or None when all x are equal."""
-    count = len(points)
-    mean_x = sum(point.x for point in points) / count
-    mean_y = sum(point.y for point in points) / count
-    spread = sum((point.x - mean_x) ** 2 for point in points)
-    if not spread:
+    """Return (a, b) of the least-squares line y = a + b * x, or None when fewer than two x differ."""
+    try:
+        slope, intercept = statistics.linear_regression([p.x for p in points], [p.y for p in points])
+    except statistics.StatisticsError:
         return None
-    slope = sum((point.x - mean_x) * (point.y - mean_y) for point in points) / spread
-    return mean_y - slope * mean_x, slope
+    return intercept, slope
 
 
 def _remember(points: deque[Point], point: Point, oldest: float) -> None:

@@ -74,10 +74,6 @@ class Scene:
         wanted = {index for service in self.made.services for index in service.placement.gpus}
         return tuple(gpu for gpu in self.facts.gpus if gpu.index in wanted)
 
-    def engine_settings(self, name: str) -> dict[str, str]:
-        """Return the environment of engine `name`."""
-        return self.plan.service(name).env
-
     @property
     def hands_off(self) -> bool:
         """Whether the shape splits prefill from decode."""

@@ -44,7 +44,7 @@ def describe_environment(arguments: list[str], module: str = "bench") -> dict[st
     driver = subprocess.run(query, check=False, capture_output=True, text=True).stdout.split("\n")[0].strip()
     return {
         "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"),
-        "command": shlex.join(["python", "-m", f"dsv41_kernels.{module}", *arguments]),
+        "command": describe_command(module, arguments),
         "commit": os.environ.get("DSV41_COMMIT") or _commit(),
         "gpu": torch.cuda.get_device_name(),
         "capability": list(torch.cuda.get_device_capability()),
@@ -52,6 +52,12 @@ def describe_environment(arguments: list[str], module: str = "bench") -> dict[st
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "triton", "sglang", "sgl-flash-mla")},
     }
+
+
+def describe_command(module: str, arguments: list[str]) -> str:
+    """The command line to repeat; of a path that only one machine has, the last name stays."""
+    shown = [pathlib.PurePath(each).name if each.startswith("/") else each for each in arguments]
+    return shlex.join(["python", "-m", f"dsv41_kernels.{module}", *shown])
 
 
 def _commit() -> str | None:

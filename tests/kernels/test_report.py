@@ -3,7 +3,7 @@
 import json
 import pathlib
 
-from dsv41_kernels import report
+from dsv41_kernels import bench, report
 
 ROOFLINE = {"bandwidth": 4e12, "matmul": 8e14, "floor_us": 4.0}
 LINE = {
@@ -70,3 +70,9 @@ def test_the_committed_page_is_the_generated_one(tmp_path: pathlib.Path):
         (tmp_path / path.relative_to(root / "results")).write_bytes(path.read_bytes())
     report.write_report(tmp_path, tmp_path / "RESULTS.md")
     assert (tmp_path / "RESULTS.md").read_text() == (root / "RESULTS.md").read_text()
+
+
+def test_a_recorded_command_names_no_directory_of_one_machine():
+    """It is read elsewhere: of an absolute path only the last name stays."""
+    line = bench.describe_command("bench", ["compress", "--out", "/somewhere/else/results"])
+    assert line == "python -m dsv41_kernels.bench compress --out results"

@@ -166,7 +166,6 @@ class Launcher:
     model: pathlib.Path
     logs: pathlib.Path
     seed: int
-    arguments: tuple[str, ...] = ()
 
     def launch(self, variant: Variant, gpus: str, port: int) -> Server:
         """Start a variant and return at once.
@@ -196,7 +195,7 @@ class Launcher:
             "PATH": f"{pathlib.Path(sys.executable).parent}:/usr/local/cuda/bin:{os.environ['PATH']}",
         }
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(self.model), "--port", str(port)]
-        command += [*_OPTIONS, "--tp", str(1 + gpus.count("+")), *self.arguments, *variant.arguments, *more]
+        command += [*_OPTIONS, "--tp", str(1 + gpus.count("+")), *variant.arguments, *more]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
