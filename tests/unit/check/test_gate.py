@@ -273,6 +273,22 @@ def test_weights_must_lie_on_the_gpus_of_the_plan(tmp_path: Path, two_sockets: F
     assert not absent[-1].passed
 
 
+@pytest.mark.usefixtures("fast")
+def test_an_engine_must_keep_to_the_numa_node_of_the_plan(tmp_path: Path) -> None:
+    """The stack of programs was bound to no node; a plan that says otherwise is not what runs."""
+    plan = fake_plan(tmp_path)
+    bound = plan.service("prefill").model_copy(update={"placement": Placement(gpus=(), numa_node=0, cpus=())})
+
+    async def look() -> list[Finding]:
+        record = Records(tmp_path).read_services(plan)[0]
+        assert record.pid is not None
+        assert record.start_ticks is not None
+        return await check_engine(plan, bound, record.pid, record.start_ticks)
+
+    last = with_stack(plan, look)[-1]
+    assert (last.check, last.passed) == ("placement", False)
+
+
 def fake_plan_without_gpus(plan: Plan) -> Plan:
     """Return the plan with every service placed anywhere."""
     anywhere = [service.model_copy(update={"placement": ANYWHERE}) for service in plan.services]

@@ -23,6 +23,7 @@ from dsv41_serving.exporter.numa import NumaSource
 from dsv41_serving.exporter.numa import Placement as NumaPlacement
 from dsv41_serving.exporter.page import Background, Page
 from dsv41_serving.exporter.results import CanarySource, ContractSource
+from dsv41_serving.exporter.serve import build_page
 from dsv41_serving.exporter.services import ServicesSource, cost_by_session, state_of
 from dsv41_serving.run.history import StartHistory
 from dsv41_serving.run.record import Records, ServiceRecord, current_boot, own_start_ticks
@@ -359,3 +360,10 @@ def test_the_page_of_a_plan_is_the_recorded_one() -> None:
     served = {line.split(" ")[2] for line in recorded.read_text().splitlines() if line.startswith("# TYPE dsv41_")}
     assert served <= set(metrics.BY_NAME)
     assert json.dumps(sorted(served)).count("dsv41_") >= 30
+
+
+def test_the_page_asks_every_source(tmp_path: Path) -> None:
+    """A source that nobody asks is a row of metrics that never comes; each says what it costs."""
+    families = {family.name: family for family in build_page(fake_plan(tmp_path), Monitoring()).collect()}
+    asked = {sample.labels["collector"] for sample in families["dsv41_exporter_collect_seconds"].samples}
+    assert asked == {"services", "canary", "contract", "handoff", "engines", "numa", "gpu"}
