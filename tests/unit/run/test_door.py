@@ -31,7 +31,6 @@ class Router:
         self.stubborn = False
         transport = httpx.MockTransport(self._answer)
         monkeypatch.setattr(door, "open_client", lambda *_: httpx.AsyncClient(transport=transport))
-        monkeypatch.setattr(door, "_PATIENCE_S", 0.0)
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
@@ -83,7 +82,8 @@ def test_router_that_refuses_is_one_line(router: Router) -> None:
         asyncio.run(close_door(router.plan))
 
 
-def test_router_that_stays_closed_is_one_line(router: Router) -> None:
+def test_router_that_stays_closed_is_one_line(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "_PATIENCE_S", 0.0)
     router.workers.append({"id": "other", "url": "http://elsewhere", "worker_type": "regular"})
     with pytest.raises(GateError, match=r"^router: the router has no healthy worker; `dsv41 restart` starts it anew$"):
         asyncio.run(open_door(router.plan))
