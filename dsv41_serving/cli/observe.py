@@ -24,9 +24,8 @@ def exporter(context: Context) -> None:
     from dsv41_serving.exporter.serve import run_exporter  # noqa: PLC0415
 
     made, _ = context.plan()
-    monitoring = context.load().spec.monitoring
-    click.echo(f"metrics of node {made.node} at http://127.0.0.1:{monitoring.exporter_port}/metrics", err=True)
-    run_exporter(made, monitoring, context.plan_file)
+    click.echo(f"metrics of node {made.node} at http://127.0.0.1:{made.monitoring.exporter_port}/metrics", err=True)
+    run_exporter(made, context.plan_file)
 
 
 @click.command()
@@ -72,7 +71,7 @@ def metrics_configure(context: Context, directory: Path) -> None:
     from dsv41_serving.plan.monitoring import CONFIG_DIR, monitoring_files  # noqa: PLC0415
 
     made, _ = context.plan()
-    for file in monitoring_files(context.load().spec.monitoring, made):
+    for file in monitoring_files(made.monitoring, made):
         target = directory / Path(file.path).relative_to(CONFIG_DIR)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(file.text, encoding="utf-8")

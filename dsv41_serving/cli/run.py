@@ -72,7 +72,7 @@ def up(context: Context, detach: bool) -> None:  # noqa: FBT001
     if detach:
         launch_stack(made, out, [sys.executable, "-m", "dsv41_serving", *context.arguments(), "up"])
     else:
-        start_beside(made, context.load().spec.monitoring, say)
+        start_beside(made, say)
         hold_stack(made, out)
 
 

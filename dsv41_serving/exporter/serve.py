@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
 
     from dsv41_serving.plan.model import Plan
-    from dsv41_serving.spec.model import Monitoring
 
 ENGINES_EVERY_S = 10.0
 GPU_EVERY_S = 5.0
@@ -32,12 +31,13 @@ GPU_EVERY_S = 5.0
 NUMA_EVERY_S = 300.0
 
 
-def build_page(plan: Plan, monitoring: Monitoring, plan_file: Path | None = None) -> Page:
+def build_page(plan: Plan, plan_file: Path | None = None) -> Page:
     """Return the page of `plan`, stored in `plan_file` or not; its background readers start now."""
+    monitoring = plan.monitoring
     engines = EnginesSource(plan.engines, partial(planned_bytes, plan), window_factor=monitoring.time_factor)
     return Page(
         (
-            ServicesSource(plan, monitoring, plan_file=plan_file),
+            ServicesSource(plan, plan_file=plan_file),
             CanarySource(plan.state_dir, monitoring.canary_interval_s),
             ContractSource(plan.state_dir),
             HandoffSource(plan.state_dir),
@@ -48,35 +48,33 @@ def build_page(plan: Plan, monitoring: Monitoring, plan_file: Path | None = None
     )
 
 
-def start_exporter(
-    plan: Plan, monitoring: Monitoring, plan_file: Path | None = None
-) -> tuple[WSGIServer, threading.Thread]:
+def start_exporter(plan: Plan, plan_file: Path | None = None) -> tuple[WSGIServer, threading.Thread]:
     """Begin to serve the page of `plan` on loopback and return the server and its thread.
 
     Raises InputError when the port is taken.
     """
-    registry = build_page(plan, monitoring, plan_file).registry()
+    registry = build_page(plan, plan_file).registry()
     registry.register(PROCESS_COLLECTOR)
     registry.register(GC_COLLECTOR)
     try:
-        return start_http_server(monitoring.exporter_port, addr="127.0.0.1", registry=registry)
+        return start_http_server(plan.monitoring.exporter_port, addr="127.0.0.1", registry=registry)
     except OSError as error:
         raise InputError(
-            f"port {monitoring.exporter_port} of the exporter cannot be bound ({error.strerror})",
+            f"port {plan.monitoring.exporter_port} of the exporter cannot be bound ({error.strerror})",
             where="key monitoring.exporter_port",
             remedy="stop what listens there, or set another port",
         ) from None
 
 
-def start_beside(plan: Plan, monitoring: Monitoring, say: Callable[[str], None]) -> None:
+def start_beside(plan: Plan, say: Callable[[str], None]) -> None:
     """Serve from a thread of the process that runs the stack. A stack without metrics still serves: a taken port is said."""
     try:
-        start_exporter(plan, monitoring)
+        start_exporter(plan)
     except InputError as error:
         say(f"no metrics of this node: {error}")
 
 
-def run_exporter(plan: Plan, monitoring: Monitoring, plan_file: Path | None) -> None:
+def run_exporter(plan: Plan, plan_file: Path | None) -> None:
     """Serve until the process is ended. Raises InputError when the port is taken."""
-    _, thread = start_exporter(plan, monitoring, plan_file)
+    _, thread = start_exporter(plan, plan_file)
     thread.join()

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from dsv41_serving.exporter.metrics import Family
     from dsv41_serving.plan.model import Plan, Service
-    from dsv41_serving.spec.model import Monitoring
 
 STATES = ("waiting", "starting", "ready", "draining", "stopped", "failed", "dead", "absent")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -34,9 +33,7 @@ class ServicesSource:
 
     name = "services"
 
-    def __init__(
-        self, plan: Plan, monitoring: Monitoring, *, plan_file: Path | None = None, root: Path = Path("/")
-    ) -> None:
+    def __init__(self, plan: Plan, *, plan_file: Path | None = None, root: Path = Path("/")) -> None:
         """Look at the records of `plan`; processes are read below `root`.
 
         What is installed now is read from `plan_file` again when it changes: a plan that was rendered and not started is the
@@ -44,7 +41,6 @@ class ServicesSource:
         """
         self._plan = plan
         self._installed = InstalledPlan(plan, plan_file)
-        self._monitoring = monitoring
         self._records = Records(plan.state_dir)
         self._root = root
 
@@ -68,9 +64,9 @@ class ServicesSource:
 
     def _objectives(self) -> Iterable[Family]:
         share, seconds = metrics.OBJECTIVE.family(), metrics.OBJECTIVE_SECONDS.family()
-        share.add_metric([], self._monitoring.objective)
-        seconds.add_metric(["first_token"], self._monitoring.first_token_objective_s)
-        seconds.add_metric(["between_tokens"], self._monitoring.between_tokens_objective_s)
+        share.add_metric([], self._plan.monitoring.objective)
+        seconds.add_metric(["first_token"], self._plan.monitoring.first_token_objective_s)
+        seconds.add_metric(["between_tokens"], self._plan.monitoring.between_tokens_objective_s)
         return share, seconds
 
     def _costs(self, pairs: list[tuple[Service, ServiceRecord | None]]) -> Iterable[Family]:

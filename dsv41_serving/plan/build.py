@@ -56,6 +56,7 @@ def _make_plan(loaded: LoadedSpec, facts: Facts, installation: Installation) -> 
         cache_dir=spec.node.cache_dir,
         served_model_name=spec.contract.served_model_name,
         contract=spec.contract,
+        monitoring=spec.monitoring,
         model=model,
         services=services,
         memory=budget_memory(engines, facts),

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from dsv41_serving.spec.model import Contract  # noqa: TC001 - pydantic reads it
+from dsv41_serving.spec.model import Contract, Monitoring  # noqa: TC001 - pydantic reads them
 
 ServiceKind = Literal["prefill", "decode", "aggregated", "router"]
 
@@ -142,6 +142,8 @@ class Plan(_Value):
     served_model_name: str
     contract: Contract
     """What every engine is told to hold requests to."""
+    monitoring: Monitoring
+    """What the exporter measures against, and where it listens."""
     model: ServedModel
     services: tuple[Service, ...]
     """In start order: engines first, the router last."""

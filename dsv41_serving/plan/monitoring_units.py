@@ -28,7 +28,6 @@ def monitoring_units(spec: NodeSpec, plan: Plan, installation: Installation) -> 
         "node": plan.node,
         "user": spec.node.user,
         "python": installation.python,
-        "node_file": installation.node_file,
         "plan_file": installation.plan_file,
         "release": installation.release,
         "state_dir": plan.state_dir,

@@ -27,7 +27,6 @@ from dsv41_serving.exporter.serve import build_page
 from dsv41_serving.exporter.services import ServicesSource, cost_by_session, state_of
 from dsv41_serving.run.history import StartHistory
 from dsv41_serving.run.record import Records, ServiceRecord, current_boot, own_start_ticks
-from dsv41_serving.spec.model import Monitoring
 from tests.unit.run.fake_plan import fake_plan
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def test_states_are_those_of_the_records_and_the_processes(plan: Plan) -> None:
     records = Records(plan.state_dir)
     records.write_service(record_of(plan, "prefill", restarts=2, checks={"identity": True, "model": False}))
     records.write_service(record_of(plan, "decode", start_ticks=1, digest="other"))
-    values = values_of(ServicesSource(plan, Monitoring()).read())
+    values = values_of(ServicesSource(plan).read())
     assert values["dsv41_service_ready{service=prefill,role=prefill}"] == 1
     assert values["dsv41_service_state{service=prefill,role=prefill,state=ready}"] == 1
     assert values["dsv41_service_state{service=decode,role=decode,state=dead}"] == 1
@@ -94,13 +93,13 @@ def test_states_are_those_of_the_records_and_the_processes(plan: Plan) -> None:
 
 def test_a_service_of_another_plan_is_not_as_planned(plan: Plan) -> None:
     Records(plan.state_dir).write_service(record_of(plan, "decode", digest="another command"))
-    assert values_of(ServicesSource(plan, Monitoring()).read())["dsv41_service_as_planned{service=decode}"] == 0
+    assert values_of(ServicesSource(plan).read())["dsv41_service_as_planned{service=decode}"] == 0
 
 
 def test_a_plan_that_was_rendered_and_not_started_is_a_drift(plan: Plan, tmp_path: Path) -> None:
     Records(plan.state_dir).write_service(record_of(plan, "decode"))
     file = tmp_path / "plan.json"
-    source = ServicesSource(plan, Monitoring(), plan_file=file)
+    source = ServicesSource(plan, plan_file=file)
     assert values_of(source.read())["dsv41_service_as_planned{service=decode}"] == 1
     decode = plan.service("decode")
     changed = decode.model_copy(update={"argv": (*decode.argv, "--more")})
@@ -113,7 +112,7 @@ def test_a_running_start_shows_phase_and_progress(plan: Plan) -> None:
     Records(plan.state_dir).write_service(
         record_of(plan, "decode", state="starting", phase="loading weights", ready_at=None)
     )
-    values = values_of(ServicesSource(plan, Monitoring()).read())
+    values = values_of(ServicesSource(plan).read())
     assert values["dsv41_start_expected_seconds{service=decode}"] == 100
     assert values["dsv41_start_phase{service=decode,phase=loading weights}"] == 1
     assert values["dsv41_start_phase{service=decode,phase=gate}"] == 0
@@ -364,6 +363,6 @@ def test_the_page_of_a_plan_is_the_recorded_one() -> None:
 
 def test_the_page_asks_every_source(tmp_path: Path) -> None:
     """A source that nobody asks is a row of metrics that never comes; each says what it costs."""
-    families = {family.name: family for family in build_page(fake_plan(tmp_path), Monitoring()).collect()}
+    families = {family.name: family for family in build_page(fake_plan(tmp_path)).collect()}
     asked = {sample.labels["collector"] for sample in families["dsv41_exporter_collect_seconds"].samples}
     assert asked == {"services", "canary", "contract", "handoff", "engines", "numa", "gpu"}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dsv41_serving.plan.model import Placement, Plan, ServedModel, Service
-from dsv41_serving.spec.model import Contract
+from dsv41_serving.spec.model import Contract, Monitoring
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,6 +84,7 @@ def fake_plan(
         cache_dir=str(state_dir / "cache"),
         served_model_name="deepseek-v4.1-flash",
         contract=Contract(),
+        monitoring=Monitoring(),
         model=ServedModel(manifest="toy", checkpoint="", path="", generation_config={}),
         services=tuple(services),
         memory=(),
