@@ -12,7 +12,7 @@ help:
 	@echo "make up      start the embedded stack and return when its gate has passed"
 	@echo "make down    stop it          make status  what runs"
 	@echo "make test    lint, unit tests, kernels in the interpreter, the real engine on this machine"
-	@echo "make lint    ruff and mypy    make measure write the figures of the embedded stack to deploy/results/"
+	@echo "make lint    ruff, mypy, ansible-lint    make measure write the figures of the embedded stack to deploy/results/"
 	@echo "make lock    resolve requirements.lock again from pyproject.toml"
 
 env: $(ENV)
@@ -41,6 +41,7 @@ lint: $(ENV)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@cd ansible && PATH="$(CURDIR)/$(BIN):$$PATH" ansible-lint -q
 
 format: $(ENV)
 	@$(BIN)/ruff check --fix .

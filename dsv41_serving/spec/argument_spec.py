@@ -43,13 +43,20 @@ def _option(value: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
     return option
 
 
+class _Indented(yaml.SafeDumper):  # type: ignore[misc] # PyYAML has no types
+    """Indents lists below their key, as ansible-lint wants them."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - PyYAML's
+        super().increase_indent(flow, indentless=False)
+
+
 def update(text: str) -> str:
     """Return the argument specs `text` of a role with the options of `dsv41_node` replaced by those of the schema."""
     specs = yaml.safe_load(text)
     for entry in specs["argument_specs"].values():
         if VARIABLE in entry["options"]:
             entry["options"][VARIABLE]["options"] = node_options()
-    written: str = yaml.safe_dump(specs, sort_keys=False, width=140, allow_unicode=True)
+    written: str = yaml.dump(specs, Dumper=_Indented, sort_keys=False, width=140, allow_unicode=True)
     return f"---\n{HEADER}{written}"
 
 
