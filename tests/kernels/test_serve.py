@@ -1,5 +1,7 @@
 """The synthetic model and the comparison of answers; the servers themselves need a GPU."""
 
+import ast
+import importlib.util
 import json
 import math
 import os
@@ -12,9 +14,11 @@ import pytest
 import torch
 
 from dsv41_kernels import codec
-from dsv41_kernels.serve import compare, profile, table, weights, workload
+from dsv41_kernels.serve import compare, profile, rank, table, weights, workload
 from dsv41_kernels.serve.model import Scale
 from dsv41_kernels.serve.server import Variant
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 class Layer(torch.nn.Module):
@@ -109,7 +113,7 @@ def test_a_profile_counts_kernels_alone() -> None:
     events += [{"cat": "kernel", "name": "b", "dur": 6.0}] * 12 + [{"cat": "cpu_op", "name": "c", "dur": 99.0}]
     found = profile.summarise({"traceEvents": events})
     assert (found["us_per_step"], found["launches_per_step"]) == (30.0, 3.0)
-    assert found["kernels"] == [["a", 24.0, 2.0], ["b", 6.0, 1.0]]
+    assert found["largest"] == [["a", 24.0, 2.0], ["b", 6.0, 1.0]]
 
 
 def test_the_table_gives_stock_over_variant(tmp_path: pathlib.Path) -> None:
@@ -122,7 +126,7 @@ def test_the_table_gives_stock_over_variant(tmp_path: pathlib.Path) -> None:
         "date": "d",
         "commit": "c",
     }
-    common |= {"command": "x", "heads": 64, "context": 4096, "batch": 1, "kind": "prefill"}
+    common |= {"command": "x", "heads": 64, "gpus": "0", "context": 4096, "batch": 1, "kind": "prefill"}
     records = [
         {
             **common,
@@ -134,8 +138,33 @@ def test_the_table_gives_stock_over_variant(tmp_path: pathlib.Path) -> None:
         }
         for name, kernels, time in (("stock", "all=off", 30.0), ("ours", "all=on", 20.0))
     ]
+    answers = {"answers": 3, "equal": 2, "tokens": 144, "differences": [{"position": 40, "margin_nats": 0.02}]}
+    distance = {"prefill_logprob_difference_nats": {"median": 0.001, "p90": 0.01, "largest": 0.5}}
+    profiled = {"us_per_step": 200.0, "launches_per_step": 90.0, "largest": [["fused_moe", 50.0, 12.0]]}
+    shadow = {
+        "samples": {'dsv41_kernel_shadow_checks_total{op="compress"}': 7.0, "dsv41_kernel_shadow_checks_created": 1.0}
+    }
+    records += [
+        {
+            **common,
+            "layers": 40,
+            "kernels": "all=on",
+            "variant": "pair",
+            "gpus": "2/3",
+            **answers,
+            **distance,
+            "kind": "answers",
+        },
+        {**common, "kernels": "all=on", "variant": "ours", **profiled, "kind": "profile"},
+        {**common, "kernels": "all=shadow", "variant": "shadow", **shadow, "kind": "shadow"},
+    ]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     lines = table.write_table(tmp_path)
+    assert "- pair: `DSV41_KERNELS=all=on`, prefill and decode on a GPU each" in lines
+    assert "| pair | 2 of 3 | 144 | 40 (0.02) | 0.001, 0.01, 0.5 |" in lines
+    assert "| `fused_moe` | 50.0 | 12.0 | 25% |" in lines
+    assert '- shadow: `dsv41_kernel_shadow_checks_total{op="compress"}` 7' in lines
+    assert "created" not in "".join(lines)
     assert "| prefill | 4096 | 1 | 30.00 (29.00..31.00) | 20.00 (19.00..21.00) | **1.50** |" in lines
     assert "- ours: `DSV41_KERNELS=all=on`" in lines
 
@@ -169,3 +198,49 @@ def test_the_model_has_every_kind_of_layer_and_a_ranks_heads(heads: int, groups:
     assert config["compress_ratios"] == [0, 0, 2, 2, 1, 1]
     assert config["kv_source_layer_ids"] == [2, 4]
     assert re.fullmatch("DeepseekV41.*", config["architectures"][0])
+
+
+def test_forty_layers_stand_as_in_v41() -> None:
+    """Same layout as the stored shape of the real model, a TP4 rank's share of heads and experts."""
+    config = Scale(heads=16, layers=40, expert_width=576).config()
+    stored = json.loads((ROOT / "deploy/shapes/deepseek-v4.1-flash.json").read_text(encoding="utf-8"))
+    same = ("compress_ratios", "kv_source_layer_ids", "index_source_layer_ids", "candidate_block_size", "index_topk")
+    assert {key: config[key] for key in same} == {key: stored[key] for key in same}
+    assert config["candidate_source_layer_id"] == stored["kv_source_layer_ids"][-1]
+    assert config["num_hidden_layers"] == len(config["compress_ratios"]) == 40
+    assert 4 * config["moe_intermediate_size"] == stored["moe_intermediate_size"]
+    assert 4 * config["o_groups"] == stored["o_groups"]
+
+
+class Attention:
+    """What SGLang's attention says of itself on one GPU."""
+
+    attn_tp_size = 1
+
+    def split(self, rows: int) -> tuple[int, int]:
+        return self.attn_tp_size, rows
+
+
+def test_a_single_gpu_answers_as_a_rank_and_stays_one() -> None:
+    attention = Attention()
+    assert rank.answer_as_rank(Attention.split, attention, 3) == (2, 3)
+    with pytest.raises(ZeroDivisionError):
+        rank.answer_as_rank(lambda _: 1 // 0, attention)
+    assert attention.attn_tp_size == 1
+
+
+def test_the_hooked_functions_are_in_the_engine() -> None:
+    """With the parameters that the hooks pass on. Read, not imported: the engine's model needs a GPU."""
+    engine = importlib.util.find_spec("sglang")
+    assert engine is not None and engine.origin is not None
+    source = pathlib.Path(engine.origin).parent / "srt/models/deepseek_v4.py"
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    attention = next(
+        node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "MqaAttentionBase"
+    )
+    methods = {
+        node.name: [a.arg for a in node.args.args] for node in attention.body if isinstance(node, ast.FunctionDef)
+    }
+    assert methods["_kernel_num_heads"] == ["self", "num_tokens"]
+    assert methods["_local_attn_sink"] == ["self", "kernel_num_heads"]
+    assert {target.rsplit(".", 1)[1] for target in rank.TARGETS} <= methods.keys()

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from dsv41_kernels.bench import describe_environment
 from dsv41_kernels.console import complain, say
 from dsv41_kernels.serve import workload
-from dsv41_kernels.serve.model import Scale, write_model
+from dsv41_kernels.serve.model import LAYERS, Scale, write_model
 from dsv41_kernels.serve.profile import profile_decode
 from dsv41_kernels.serve.server import Launcher, Pair, Server, ServerError, Variant
 
@@ -138,7 +138,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--variant", action="append", type=_named, required=True, metavar="NAME=KERNELS")
     add("--gpus", required=True, help="of each variant: 0, 0+1 for two ranks, 0/1 for prefill and decode")
     add("--with", action="append", type=_named, default=[], dest="more", metavar="NAME=ARGUMENT")
-    add("--heads", type=int, default=64, help="query heads of the model")
+    add("--heads", type=int, default=64, help="query heads of the model; 16 gives the shapes of a TP4 rank on one GPU")
+    add("--layers", type=int, default=6, choices=sorted(LAYERS))
+    add("--expert-width", type=int, default=Scale.expert_width, help="columns of an expert; 576 on a TP4 rank")
     add("--candidate-blocks", type=int, default=2048)
     add("--context", type=int, default=131072)
     add("--lengths", type=_numbers, default=[37, 700, 4219, 20011], help="prompts whose answers are compared")
@@ -173,7 +175,13 @@ def main(arguments: list[str] | None = None) -> int:
     logs = given.logs or pathlib.Path(tempfile.mkdtemp(prefix="serve-compare-"))
     logs.mkdir(parents=True, exist_ok=True)
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    scale = Scale(heads=given.heads, candidate_blocks=given.candidate_blocks, context=given.context)
+    scale = Scale(
+        heads=given.heads,
+        candidate_blocks=given.candidate_blocks,
+        context=given.context,
+        layers=given.layers,
+        expert_width=given.expert_width,
+    )
     launcher = Launcher(write_model(logs / "model", scale), logs, given.seed)
     environment = describe_environment(arguments, module="serve.compare")
     settings = {each.name: {"gpus": gpus, "kernels": each.kernels} for each, gpus in zip(wanted, groups, strict=True)}
@@ -181,7 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
     def write(record: dict[str, Any]) -> None:
         say(json.dumps(record))
         with given.out.open("a", encoding="utf-8") as out:
-            setting = {"heads": given.heads, **settings[record["variant"]]}
+            setting = {"heads": given.heads, "layers": given.layers, **settings[record["variant"]]}
             out.write(json.dumps({**environment, **setting, **record}) + "\n")
 
     servers: list[Server] = []

@@ -11,24 +11,49 @@ if TYPE_CHECKING:
 
 _HEADS = 64
 _OUTPUT_GROUPS = 8
+_WHOLE_EXPERT = 2304
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """Which layer does what: compression ratio of each, owners of global KV, selectors, and the one that publishes candidates."""
+
+    ratios: tuple[int, ...]
+    kv_sources: tuple[int, ...]
+    index_sources: tuple[int, ...]
+    candidate_source: int
+
+
+LAYERS = {
+    # Window only (0, 1), ratio-2 source (2) and reuse (3), ratio-1 source that publishes candidates (4), and a consumer that
+    # selects anew among them (5): one of every kind.
+    6: Layers((0, 0, 2, 2, 1, 1), (2, 4), (2, 4, 5), 4),
+    # V4.1-Flash's own: deploy/shapes/deepseek-v4.1-flash.json; the last KV source publishes candidates.
+    40: Layers((0,) * 2 + (2,) * 18 + (1,) * 20, (2, 8, 14, 20), (2, 8, 14, 20, 24, 28, 32, 36), 20),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """What is reduced. `heads` is a rank's share of the 64: 16 gives the shapes of one TP4 rank on a single GPU."""
+    """What is reduced.
+
+    `heads` is a rank's share of the 64 and `expert_width` its share of 2,304 columns: 16 and 576 give the shapes of one TP4 rank
+    on a single GPU. `layers` is a key of LAYERS.
+    """
 
     heads: int = 16
     experts: int = 16
     candidate_blocks: int = 2048
     context: int = 131072
+    layers: int = 6
+    expert_width: int = _WHOLE_EXPERT
 
     def config(self) -> dict[str, Any]:
-        """config.json of the six-layer model.
+        """config.json of the model.
 
-        Layers: window only (0, 1), ratio-2 source (2) and reuse (3), ratio-1 source that publishes candidates (4), and a
-        consumer that selects anew among them (5). Values the real checkpoint has not been read for (thetas, YaRN factor,
-        routed scaling) are V4's.
+        Values the real checkpoint has not been read for (thetas, YaRN factor, routed scaling) are V4's.
         """
+        layers = LAYERS[self.layers]
         return {
             "architectures": ["DeepseekV41ForCausalLM"],
             "model_type": "deepseek_v41",
@@ -38,7 +63,7 @@ class Scale:
             "pad_token_id": 2,
             "vocab_size": 129280,
             "hidden_size": 5120,
-            "num_hidden_layers": 6,
+            "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads,
             "num_key_value_heads": 1,
             "head_dim": 512,
@@ -66,13 +91,13 @@ class Scale:
             },
             "window_size": 128,
             "sliding_window": 128,
-            "compress_ratios": [0, 0, 2, 2, 1, 1],
-            "kv_source_layer_ids": [2, 4],
-            "index_source_layer_ids": [2, 4, 5],
+            "compress_ratios": list(layers.ratios),
+            "kv_source_layer_ids": list(layers.kv_sources),
+            "index_source_layer_ids": list(layers.index_sources),
             "index_n_heads": 32,
             "index_head_dim": 128,
             "index_topk": 512,
-            "candidate_source_layer_id": 4,
+            "candidate_source_layer_id": layers.candidate_source,
             "candidate_topk_blocks": self.candidate_blocks,
             "candidate_block_size": 8,
             "hc_mult": 4,
@@ -82,8 +107,8 @@ class Scale:
             "n_routed_experts": self.experts,
             "n_shared_experts": 1,
             "num_experts_per_tok": 6,
-            "moe_intermediate_size": 2304,
-            "intermediate_size": 2304,
+            "moe_intermediate_size": self.expert_width,
+            "intermediate_size": self.expert_width,
             "scoring_func": "sqrtsoftplus",
             "topk_method": "noaux_tc",
             "n_group": 1,

@@ -24,7 +24,7 @@ _NAME_LENGTH = 80
 def profile_decode(server: Server, length: int, directory: pathlib.Path) -> dict[str, Any] | None:
     """Kernel times of a few decode steps of one request after `length` tokens; None when the engine wrote no trace.
 
-    `us_per_step` is the sum of kernel times over the steps, `launches_per_step` their number, `kernels` the largest by time
+    `us_per_step` is the sum of kernel times over the steps, `launches_per_step` their number, `largest` the kernels that took most
     as [name, microseconds per step, launches per step].
     """
     worker = threading.Thread(target=workload.stream, args=(server, workload.prompt(length, length), 2500))
@@ -56,7 +56,7 @@ def summarise(trace: dict[str, Any]) -> dict[str, Any]:
         "steps": _STEPS,
         "us_per_step": round(microseconds.total() / _STEPS, 1),
         "launches_per_step": round(launches.total() / _STEPS, 1),
-        "kernels": [
+        "largest": [
             [name, round(total / _STEPS, 2), round(launches[name] / _STEPS, 2)]
             for name, total in microseconds.most_common(_KEPT)
         ],

@@ -10,10 +10,16 @@ if TYPE_CHECKING:
 
 _HEAD = """## In the engine
 
-Six-layer model of `dsv41_kernels.serve.model` (every kind of layer, real widths, synthetic weights, FP8 experts in SGLang's Triton
-runner) served by SGLang 0.5.23 with CUDA graphs, one GPU per variant. Decode: time per token of a running stream. Prefill: time to the first
-token of a fresh prompt. Medians in ms over the rounds (least to largest); "gain" is stock's time over the variant's.
+Models of `dsv41_kernels.serve.model` (every kind of layer, real widths, synthetic weights, FP8 experts in SGLang's Triton runner)
+served by SGLang 0.5.23 with CUDA graphs.
 """
+_TIMES = """Decode: time per token of a running stream. Prefill: time to the first token of a fresh prompt. Medians in ms over the rounds (least to
+largest); "gain" is the first variant's time over this one's.
+"""
+_ANSWERS = """Greedy answers against the first variant's. A difference names its position, and by how much (nats) the first variant preferred its token:
+what rounding alone can flip, a control variant shows. Distance: of the log-probabilities that both give to the same tokens in one prefill.
+"""
+_KERNELS_SHOWN = 12
 
 
 def write_table(directory: pathlib.Path) -> list[str]:
@@ -21,14 +27,72 @@ def write_table(directory: pathlib.Path) -> list[str]:
     lines: list[str] = []
     for path in sorted(directory.glob("*.jsonl")):
         records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        lines += _times([record for record in records if record["kind"] in ("decode", "prefill")])
+        if records:
+            lines += [f"### {path.stem}", "", *_setting(records)]
+            for kinds, describe in (
+                (("answers",), _answers),
+                (("shadow",), _shadow),
+                (("decode", "prefill"), _times),
+                (("profile",), _profiles),
+            ):
+                found = [record for record in records if record["kind"] in kinds]
+                lines += ["", *describe(found)] if found else []
+            lines.append("")
     return [_HEAD, *lines] if lines else []
+
+
+def _setting(records: list[dict[str, Any]]) -> list[str]:
+    some = records[0]
+    versions = ", ".join(f"{name} {some[name]}" for name in ("driver", "torch", "triton", "sglang"))
+    variants = dict.fromkeys((record["variant"], record["kernels"], record["gpus"]) for record in records)
+    return [
+        f"- {some['gpu']}, {some.get('layers', 6)} layers, {some['heads']} heads, {versions}, {some['date']}, commit {some['commit']}",
+        f"- `{some['command']}`",
+        *(f"- {name}: `DSV41_KERNELS={text}`{_shape(gpus)}" for name, text, gpus in variants),
+    ]
+
+
+def _shape(gpus: str) -> str:
+    if "/" in gpus:
+        return ", prefill and decode on a GPU each"
+    return f", {1 + gpus.count('+')} ranks" if "+" in gpus else ""
+
+
+def _answers(records: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        _ANSWERS,
+        "| variant | equal answers | tokens | first differences | distance: median, p90, largest |",
+        "|---|---|---|---|---|",
+    ]
+    for record in records:
+        differences = ", ".join(f"{each['position']} ({each['margin_nats']})" for each in record["differences"])
+        distance = record.get("prefill_logprob_difference_nats", {})
+        cells = [
+            record["variant"],
+            f"{record['equal']} of {record['answers']}",
+            str(record["tokens"]),
+            differences or "none",
+            ", ".join(str(value) for value in distance.values()) or "not asked",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _shadow(records: list[dict[str, Any]]) -> list[str]:
+    lines = ["Compared in shadow with the engine's path:", ""]
+    for record in records:
+        lines += [
+            f"- {record['variant']}: `{name}` {value:g}"
+            for name, value in record["samples"].items()
+            if "_created" not in name
+        ]
+    return lines
 
 
 def _times(records: list[dict[str, Any]]) -> list[str]:
     variants = list(dict.fromkeys(record["variant"] for record in records))
     first, others = variants[0], variants[1:]
-    lines = ["| | tokens | batch | " + f"{first} | " + " | ".join(f"{name} | gain" for name in others) + " |"]
+    lines = [_TIMES, "| | tokens | batch | " + " | ".join([first, *(f"{name} | gain" for name in others)]) + " |"]
     lines.append("|---|---|---|---|" + "---|---|" * len(others))
     cases = dict.fromkeys((record["kind"], record["context"], record["batch"]) for record in records)
     for kind, context, batch in cases:
@@ -42,14 +106,23 @@ def _times(records: list[dict[str, Any]]) -> list[str]:
             gain = found[first]["median_ms"] / found[name]["median_ms"]
             cells += [_time(found[name]), f"**{gain:.2f}**"]
         lines.append("| " + " | ".join(cells) + " |")
-    some = records[0]
-    kernels = dict.fromkeys((record["variant"], record["kernels"]) for record in records)
-    lines += ["", *(f"- {name}: `DSV41_KERNELS={text}`" for name, text in kernels)]
-    lines.append(
-        f"- {some['gpu']}, {some['heads']} heads, driver {some['driver']}, torch {some['torch']}, triton {some['triton']}, "
-        f"sglang {some['sglang']}, {some['date']}, commit {some['commit']}; `{some['command']}`"
-    )
-    return [*lines, ""]
+    return lines
+
+
+def _profiles(records: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for record in records:
+        step = f"{record['us_per_step']} us in {record['launches_per_step']} kernels"
+        lines += [
+            f"A decode step of {record['variant']} after {record['context']} tokens: {step}.",
+            "",
+            "| kernel | us a step | launches | share |",
+            "|---|---|---|---|",
+        ]
+        for name, time, launches in record["largest"][:_KERNELS_SHOWN]:
+            lines.append(f"| `{name}` | {time} | {launches} | {time / record['us_per_step']:.0%} |")
+        lines.append("")
+    return lines[:-1]
 
 
 def _time(record: dict[str, Any]) -> str:

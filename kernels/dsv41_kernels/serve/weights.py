@@ -15,15 +15,19 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import sys
 import zlib
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dsv41_kernels.serve import rank
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 VARIABLE = "DSV41_SYNTHETIC_SEED"
+_SCHEDULER = "sglang.srt.managers.scheduler"
 _TARGET = "sglang.srt.model_loader.loader.initialize_dummy_weights"
 _SCALES = ("weight_scale_inv", "weight_scale", "scale")
 _FUSED = "wkv_gate.weight"
@@ -126,7 +130,7 @@ def initialize(model: torch.nn.Module, seed: int) -> None:
 
 
 def register() -> None:
-    """Entry point. Replace the engine's dummy weights when `DSV41_SYNTHETIC_SEED` is set."""
+    """Entry point. When `DSV41_SYNTHETIC_SEED` is set, replace the engine's dummy weights and pad heads as a rank does."""
     seed = os.environ.get(VARIABLE, "")
     if not seed:
         return
@@ -138,3 +142,6 @@ def register() -> None:
         initialize(model, int(seed))
 
     hooks.HookRegistry.register(_TARGET, replaced, hooks.HookType.AROUND)
+    # The other processes of a server have no model, and importing it there costs seconds.
+    if _SCHEDULER in sys.modules:
+        rank.register()
