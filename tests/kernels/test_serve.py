@@ -232,7 +232,8 @@ def test_a_single_gpu_answers_as_a_rank_and_stays_one() -> None:
 def test_the_hooked_functions_are_in_the_engine() -> None:
     """With the parameters that the hooks pass on. Read, not imported: the engine's model needs a GPU."""
     engine = importlib.util.find_spec("sglang")
-    assert engine is not None and engine.origin is not None
+    assert engine is not None
+    assert engine.origin is not None
     source = pathlib.Path(engine.origin).parent / "srt/models/deepseek_v4.py"
     tree = ast.parse(source.read_text(encoding="utf-8"))
     attention = next(
