@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
+import select
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+from dsv41_serving.bench.driver import LOG
 from dsv41_serving.bench.result import Round
 from dsv41_serving.errors import GateError
 from dsv41_serving.plan.model import Placement
 from dsv41_serving.run.session import prepare_child
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from dsv41_serving.bench.scenario import PromptSet, Scenario
 
 MODULE = "sglang.benchmark.serving"
 _PATIENCE_S = 7200.0
 _DIGITS = 6
+_PROMPTS, _OUTPUT = "prompts.jsonl", "output.jsonl"
 
 
 def command_line(scenario: Scenario, *, url: str, model: str, tokenizer: str, prompts: str, output: str) -> list[str]:
@@ -42,41 +45,70 @@ def command_line(scenario: Scenario, *, url: str, model: str, tokenizer: str, pr
     ]
 
 
-def run_round(
-    scenario: Scenario, prompts: PromptSet, *, url: str, model: str, tokenizer: str, env: Mapping[str, str]
-) -> tuple[Round, str]:
-    """Run one round and return it with the command that was used. Raises GateError when requests fail."""
-    with tempfile.TemporaryDirectory(prefix="dsv41-bench-") as name:
-        directory = Path(name)
-        (directory / "prompts.jsonl").write_text("\n".join(prompts.lines) + "\n", encoding="utf-8")
-        output = directory / "output.jsonl"
-        command = command_line(
-            scenario,
-            url=url,
-            model=model,
-            tokenizer=tokenizer,
-            prompts=str(directory / "prompts.jsonl"),
-            output=str(output),
-        )
-        done = subprocess.run(
-            command,
-            env=dict(env),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_PATIENCE_S,
-            cwd=directory,
-            preexec_fn=prepare_child(Placement(gpus=(), numa_node=None, cpus=()), pin=False),  # it ends with us
-        )
-        if done.returncode or not output.is_file():
-            lines = (done.stderr or done.stdout).strip().splitlines()
+class Generator:
+    """The load generator, imported once for as many rounds as are wanted. `env` is what it runs with."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        """Start it in a directory of its own; close it with a `with` block."""
+        self._directory = tempfile.TemporaryDirectory(prefix="dsv41-bench-")
+        self._place = Path(self._directory.name)
+        with (self._place / "driver.log").open("wb") as log:
+            self._driver = subprocess.Popen(
+                [sys.executable, "-m", "dsv41_serving.bench.driver"],
+                env=dict(env),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                preexec_fn=prepare_child(Placement(gpus=(), numa_node=None, cpus=()), pin=False),  # noqa: PLW1509 - no threads; it ends with us
+            )
+
+    def __enter__(self) -> Self:
+        """Return this generator."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it, in the midst of a round too, and remove its files."""
+        self._driver.kill()
+        self._driver.communicate()
+        self._directory.cleanup()
+
+    def run_round(
+        self, scenario: Scenario, prompts: PromptSet, *, url: str, model: str, tokenizer: str
+    ) -> tuple[Round, str]:
+        """Run one round and return it with the command that does the same by hand. Raises GateError when requests fail."""
+        (self._place / _PROMPTS).write_text("\n".join(prompts.lines) + "\n", encoding="utf-8")
+        output = self._place / _OUTPUT
+        output.unlink(missing_ok=True)
+        command = command_line(scenario, url=url, model=model, tokenizer=tokenizer, prompts=_PROMPTS, output=_OUTPUT)
+        status = self._order(command[command.index(MODULE) + 1 :])
+        if status != "0" or not output.is_file():
             raise GateError(
-                f"the load generator ended with {done.returncode}: {lines[-1] if lines else 'it printed nothing'}",
+                f"the load generator {f'ended with {status}' if status else 'is gone'}: {self._last_words()}",
                 where=f"scenario {scenario.name}",
                 remedy="dsv41 gate; read the logs of the services",
             )
-        round_ = parse_output(output.read_text(encoding="utf-8"), scenario)
-        return round_, " ".join(["python", *command[1:]]).replace(f"{directory}/", "")
+        return parse_output(output.read_text(encoding="utf-8"), scenario), " ".join(["python", *command[1:]])
+
+    def _order(self, arguments: Sequence[str]) -> str:
+        """Return the exit status of one run, as text; empty when the driver is gone or silent for too long."""
+        orders, answers = self._driver.stdin, self._driver.stdout
+        if orders is None or answers is None:
+            raise RuntimeError("the driver has no pipes")
+        try:
+            orders.write(json.dumps({"directory": str(self._place), "arguments": list(arguments)}).encode() + b"\n")
+            orders.flush()
+        except BrokenPipeError:
+            return ""
+        ready, _, _ = select.select([answers], [], [], _PATIENCE_S)
+        return answers.readline().decode().strip() if ready else ""
+
+    def _last_words(self) -> str:
+        for name in (LOG, "driver.log"):
+            path = self._place / name
+            lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.is_file() else []
+            if lines:
+                return lines[-1]
+        return "it printed nothing"
 
 
 def parse_output(text: str, scenario: Scenario) -> Round:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from dsv41_serving.bench.generator import run_round
+from dsv41_serving.bench.generator import Generator
 from dsv41_serving.bench.result import Launch, Run
 from dsv41_serving.bench.scenario import Scenario, Words, write_prompts
 from dsv41_serving.capacity.engine import read_settings
@@ -64,6 +64,18 @@ def choose_target(plan: Plan, access: Access, floor_ms: Callable[[Scenario], flo
     )
 
 
+def find_engine_url(plan: Plan) -> str:
+    """Return the address of the only engine of `plan`. Raises InputError when it has several, which need a router."""
+    if len(plan.engines) != 1:
+        names = " and ".join(engine.name for engine in plan.engines)
+        raise InputError(
+            f"{names} answer together, behind a router",
+            where=f"shape {plan.shape}",
+            remedy="measure a shape of one engine directly",
+        )
+    return plan.engines[0].url
+
+
 def load_words(tokenizer: str | Path) -> Words:
     """Return the words of the tokenizer in directory `tokenizer`. Raises InputError when it cannot be loaded."""
     from transformers import AutoTokenizer  # noqa: PLC0415 - seconds, and only here
@@ -91,33 +103,35 @@ def measure_launch(
     Raises GateError when a request fails or a cache cannot be cleared.
     """
     started = datetime.now(tz=UTC).isoformat(timespec="seconds")
-    env = {**os.environ, **target.env}
-    runs = []
-    for scenario in scenarios:
-        prompts = write_prompts(scenario, words)
-        kept, command = [], ""
-        for number in range(rounds + 1):
-            clear_caches(target)
-            one, command = run_round(
-                scenario, prompts, url=target.url, model=target.model, tokenizer=target.tokenizer, env=env
-            )
-            shown = ", ".join(f"{name} {value:.4g}" for name, value in one.metrics().items())
-            say(f"{scenario.name} {'warm-up' if number == 0 else f'round {number} of {rounds}'}: {shown}")
-            if number:
-                kept.append(one)
-        runs.append(
-            Run(
-                scenario=scenario.name,
-                says=scenario.says,
-                at_once=scenario.at_once,
-                prompts_sha256=prompts.sha256,
-                input_tokens=prompts.tokens,
-                command=command,
-                floor_ms=target.floor_ms(scenario),
-                rounds=tuple(kept),
-            )
-        )
+    with Generator({**os.environ, **target.env}) as generator:
+        runs = [_measure_scenario(generator, scenario, target, words, rounds=rounds, say=say) for scenario in scenarios]
     return Launch(started_at=started, runs=tuple(runs))
+
+
+def _measure_scenario(
+    generator: Generator, scenario: Scenario, target: Target, words: Words, *, rounds: int, say: Callable[[str], None]
+) -> Run:
+    prompts = write_prompts(scenario, words)
+    kept, command = [], ""
+    for number in range(rounds + 1):
+        clear_caches(target)
+        one, command = generator.run_round(
+            scenario, prompts, url=target.url, model=target.model, tokenizer=target.tokenizer
+        )
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in one.metrics().items())
+        say(f"{scenario.name} {'warm-up' if number == 0 else f'round {number} of {rounds}'}: {shown}")
+        if number:
+            kept.append(one)
+    return Run(
+        scenario=scenario.name,
+        says=scenario.says,
+        at_once=scenario.at_once,
+        prompts_sha256=prompts.sha256,
+        input_tokens=prompts.tokens,
+        command=command,
+        floor_ms=target.floor_ms(scenario),
+        rounds=tuple(kept),
+    )
 
 
 def find_floor(spec: NodeSpec, shape: ModelShape) -> Callable[[Scenario], float | None]:

@@ -17,7 +17,7 @@ PACKAGES = ("dsv41-serving", "sglang", "sglang-router", "smg", "nixl", "torch", 
 
 
 def describe_run(command: str) -> dict[str, Any]:
-    """Return date, command, commit, versions and machine of a measurement."""
+    """Return date, command, commit, versions and machine of a measurement; `load` is the one-minute load average."""
     return {
         "date": datetime.now(tz=UTC).date().isoformat(),
         "command": command,
@@ -29,6 +29,7 @@ def describe_run(command: str) -> dict[str, Any]:
             "cores": os.cpu_count(),
             "memory_gib": round(int(_first_match("/proc/meminfo", r"MemTotal:\s*(\d+)") or 0) / 2**20, 1),
             "kernel": os.uname().release,
+            "load": round(os.getloadavg()[0], 1),
         },
     }
 

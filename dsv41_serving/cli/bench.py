@@ -103,6 +103,12 @@ def bench_scaling(  # noqa: PLR0917 - click passes every option
 @click.option("--floor", type=click.FloatRange(min=0, max=1), default=0.015, show_default=True, help="Noise floor.")
 @_ROUNDS
 @_SCALE
+@click.option(
+    "--direct",
+    type=click.Choice(["a", "b"]),
+    multiple=True,
+    help="Measure this node file at its engine, not its router.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Directory for both result sets and the report.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def bench_compare(  # noqa: PLR0917 - click passes every option
@@ -111,6 +117,7 @@ def bench_compare(  # noqa: PLR0917 - click passes every option
     scenarios: tuple[str, ...],
     launches: int,
     floor: float,
+    direct: tuple[str, ...],
     rounds: int,
     scale: float,
     out: Path | None,
@@ -125,7 +132,9 @@ def bench_compare(  # noqa: PLR0917 - click passes every option
     from dsv41_serving.bench.result import read_result  # noqa: PLC0415
 
     if {a.suffix, b.suffix} == {".toml"}:
-        first, second = _measure_in_turn((a, b), scenarios or ("single", "c16"), launches, rounds, scale)
+        first, second = _measure_in_turn(
+            (a, b), scenarios or ("single", "c16"), launches, rounds=rounds, scale=scale, direct=direct
+        )
     elif {a.suffix, b.suffix} == {".json"}:
         first, second = read_result(a), read_result(b)
     else:
@@ -176,10 +185,10 @@ def _measure_running(
 
 
 def _measure_in_turn(
-    files: tuple[Path, Path], names: Sequence[str], launches: int, rounds: int, scale: float
+    files: tuple[Path, Path], names: Sequence[str], launches: int, *, rounds: int, scale: float, direct: Sequence[str]
 ) -> tuple[ResultSet, ResultSet]:
     from dsv41_serving.bench.alternate import launch_in_turn  # noqa: PLC0415
-    from dsv41_serving.bench.protocol import load_words, measure_launch  # noqa: PLC0415
+    from dsv41_serving.bench.protocol import find_engine_url, load_words, measure_launch  # noqa: PLC0415
     from dsv41_serving.bench.scenario import choose_scenarios  # noqa: PLC0415
     from dsv41_serving.cli.context import Context  # noqa: PLC0415
 
@@ -188,7 +197,10 @@ def _measure_in_turn(
     context_length = min(each.load().spec.engine.context_length for each in contexts)
     loads = choose_scenarios(names, context_length, scale)
     plans = [each.plan()[0] for each in contexts]
-    targets = [_find_target(each, plan, None) for each, plan in zip(contexts, plans, strict=True)]
+    targets = [
+        _find_target(each, plan, find_engine_url(plan) if side in direct else None)
+        for side, each, plan in zip("ab", contexts, plans, strict=True)
+    ]
 
     def measure(index: int) -> Launch:
         target = targets[index]
@@ -197,10 +209,21 @@ def _measure_in_turn(
     kept = launch_in_turn([each.arguments() for each in contexts], launches, measure, _say)
     command = " ".join(["dsv41", *sys.argv[1:]])
     first, second = (
-        _collect(plans[index], targets[index], kept[index], label=files[index].stem, scale=scale, command=command)
+        _collect(
+            plans[index],
+            targets[index],
+            kept[index],
+            label=_name_side(files[index], "ab"[index] in direct),
+            scale=scale,
+            command=command,
+        )
         for index in range(2)
     )
     return first, second
+
+
+def _name_side(file: Path, direct: bool) -> str:  # noqa: FBT001
+    return f"{file.stem}, engine" if direct else file.stem
 
 
 def _find_target(context: Context, plan: Plan, url: str | None) -> Target:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dsv41_serving.bench.result import read_result
 
-# Every round starts SGLang's load generator anew, a minute on a busy machine.
+# Importing SGLang's load generator takes a minute on a busy machine.
 BENCH_TIMEOUT_S = 1800.0
 
 if TYPE_CHECKING:

@@ -12,16 +12,20 @@ from click.testing import CliRunner
 
 from dsv41_serving.bench.alternate import launch_in_turn, order_launches
 from dsv41_serving.bench.compare import compare_sets, find_t, headline, judge, list_obstacles, summarise
+from dsv41_serving.bench.protocol import find_engine_url
 from dsv41_serving.bench.result import read_result, write_result
 from dsv41_serving.cli import cli
-from dsv41_serving.errors import GateError
+from dsv41_serving.errors import GateError, InputError
+from dsv41_serving.facts import read_facts
 from tests.unit.bench.sets import make_round, make_run, make_set
+from tests.unit.plan.machines import plan_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from dsv41_serving.bench.compare import Difference
+    from dsv41_serving.bench.protocol import Target
     from dsv41_serving.bench.result import Launch, ResultSet
     from dsv41_serving.bench.scenario import Scenario
 
@@ -246,3 +250,30 @@ def test_two_node_files_are_launched_in_turn_with_the_same_prompts(
     assert "long: no difference" in done.output
     first = read_result(tmp_path / "out/a.json")
     assert (first.label, len(first.launches), first.deployment["profile"]) == ("long", 2, "embedded")
+
+
+def test_an_engine_can_be_measured_against_its_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same node file twice, one side at the engine itself."""
+    file = tmp_path / "node.toml"
+    file.write_text(f'profile = "embedded"\nshape = "single"\n[node]\nstate_dir = "{tmp_path}"\n')
+    monkeypatch.setattr("dsv41_serving.bench.alternate._call", lambda *_: None)
+    monkeypatch.setattr("dsv41_serving.bench.protocol.load_words", lambda _: None)
+    urls: list[str] = []
+
+    def measure_instead(_loads: object, target: Target, *_: object, **__: object) -> Launch:
+        urls.append(target.url)
+        return make_set([make_run()]).launches[0]
+
+    monkeypatch.setattr("dsv41_serving.bench.protocol.measure_launch", measure_instead)
+    options = ["--scenario", "single", "--launches", "2", "--direct", "b", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(cli, ["bench", "compare", str(file), str(file), *options])
+    assert done.exit_code == 0, done.output
+    assert urls == ["http://127.0.0.1:30001", *["http://127.0.0.1:30100"] * 2, "http://127.0.0.1:30001"]
+    sides = [read_result(tmp_path / "out" / name) for name in ("a.json", "b.json")]
+    assert [side.label for side in sides] == ["node", "node, engine"]
+    assert [side.deployment["through"] for side in sides] == ["router", "engine"]
+
+
+def test_a_pair_has_no_engine_that_answers_alone() -> None:
+    with pytest.raises(InputError, match="prefill and decode answer together, behind a router"):
+        find_engine_url(plan_for(read_facts(), "embedded"))
