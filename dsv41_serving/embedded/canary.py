@@ -14,14 +14,13 @@ from dsv41_serving.embedded.model_directory import write_model_directory
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dsv41_serving.embedded.description import Random, RandomWeights
+    from dsv41_serving.embedded.description import Random, RandomWeights, Synthetic
+    from dsv41_serving.embedded.special_tokens import TokenizerJson
 
 
 def build(description: Random, directory: Path) -> None:
     """Write the canary into `directory`. The bits depend on the description alone."""
-    tokenizer = json.loads(source.locate(description.source).read_text(encoding="utf-8"))
-    vocabulary_size = 1 + max(token["id"] for token in tokenizer["added_tokens"])
-    special_tokens.add_special_tokens(tokenizer, description.renames, vocabulary_size)
+    tokenizer, vocabulary_size = read_tokenizer(description)
     config = _configure(description.weights, vocabulary_size)
     write_model_directory(
         directory,
@@ -30,6 +29,14 @@ def build(description: Random, directory: Path) -> None:
         tokenizer=tokenizer,
         sampling=description.sampling,
     )
+
+
+def read_tokenizer(description: Random | Synthetic) -> tuple[TokenizerJson, int]:
+    """Return the description's DeepSeek tokenizer with V4.1's tokens, and the size of its vocabulary."""
+    tokenizer = json.loads(source.locate(description.source).read_text(encoding="utf-8"))
+    vocabulary_size = 1 + max(token["id"] for token in tokenizer["added_tokens"])
+    special_tokens.add_special_tokens(tokenizer, description.renames, vocabulary_size)
+    return tokenizer, vocabulary_size
 
 
 def _configure(shape: RandomWeights, vocabulary_size: int) -> dict[str, Any]:

@@ -176,6 +176,24 @@ class Random(_Description):
     weights: RandomWeights
 
 
+class Synthetic(_Description):
+    """V4.1's own architecture at a rank's size behind a DeepSeek tokenizer: no weights, the engine draws them from a seed."""
+
+    kind: Literal["synthetic"]
+    size_mb: int
+    source: Source
+    sampling: Sampling
+    renames: dict[str, str]
+    layers: int
+    heads: int
+    """Query heads: a rank's share of 64."""
+    experts: int
+    expert_width: int
+    """Columns of an expert: a rank's share of 2,304."""
+    context: int
+    """Longest sequence, tokens."""
+
+
 class Checkpoint(_Description):
     """A production checkpoint that the operator provides."""
 
@@ -195,11 +213,11 @@ class Checkpoint(_Description):
     """File name to sha256."""
 
 
-Description = Annotated[Converted | Random | Checkpoint, Field(discriminator="kind")]
-_ADAPTER: TypeAdapter[Converted | Random | Checkpoint] = TypeAdapter(Description)
+Description = Annotated[Converted | Random | Synthetic | Checkpoint, Field(discriminator="kind")]
+_ADAPTER: TypeAdapter[Converted | Random | Synthetic | Checkpoint] = TypeAdapter(Description)
 
 
-def load_description(name: str) -> Converted | Random | Checkpoint:
+def load_description(name: str) -> Converted | Random | Synthetic | Checkpoint:
     """Return the description of model `name`.
 
     Raises InputError for a name without a file, for invalid TOML and for unknown or missing keys.
@@ -212,7 +230,7 @@ def load_description(name: str) -> Converted | Random | Checkpoint:
     return parse_description(path)
 
 
-def parse_description(path: Path) -> Converted | Random | Checkpoint:
+def parse_description(path: Path) -> Converted | Random | Synthetic | Checkpoint:
     """Return what the file at `path` describes. Raises InputError when it is not valid."""
     try:
         return _ADAPTER.validate_python(tomllib.loads(path.read_text(encoding="utf-8")))

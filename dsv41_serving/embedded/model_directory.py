@@ -23,11 +23,11 @@ def write_model_directory(
     directory: Path,
     *,
     config: Mapping[str, Any],
-    weights: Mapping[str, torch.Tensor],
+    weights: Mapping[str, torch.Tensor] | None,
     tokenizer: TokenizerJson,
     sampling: Sampling,
 ) -> None:
-    """Write config.json, model.safetensors, tokenizer.json, tokenizer_config.json and generation_config.json.
+    """Write config.json, tokenizer.json, tokenizer_config.json, generation_config.json and, if given, model.safetensors.
 
     The ids of begin, end and pad come from the tokenizer. No chat template is written: the V4.1 encoder renders.
     """
@@ -51,7 +51,8 @@ def write_model_directory(
             "clean_up_tokenization_spaces": False,
         },
     )
-    save_file(dict(weights), directory / "model.safetensors", metadata={"format": "pt"})
+    if weights is not None:
+        save_file(dict(weights), directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 from dsv41_serving.embedded.cache import fetch_or_build
-from dsv41_serving.embedded.description import Checkpoint, Converted, Random, load_description
+from dsv41_serving.embedded.description import Checkpoint, Converted, Random, Synthetic, load_description
 from dsv41_serving.embedded.manifest import Manifest, list_files, read_manifest
 from dsv41_serving.errors import InputError
 
-ModelName = Literal["smollm2-v41", "canary"]
+ModelName = Literal["smollm2-v41", "canary", "v41-rank"]
 Report = Callable[[str], None]
 
 _KEY_DIGITS = 12  # of the key, in the directory's name
@@ -56,15 +56,17 @@ def prepare_model(name: ModelName, cache_dir: Path, *, report: Report) -> Prepar
     return PreparedModel(path, read_manifest(path))
 
 
-def _build(description: Converted | Random, key: str, directory: Path, report: Report) -> None:
+def _build(description: Converted | Random | Synthetic, key: str, directory: Path, report: Report) -> None:
     report("loading torch and the V4.1 encoder")
-    from dsv41_serving.embedded import canary, smollm2  # noqa: PLC0415  # seconds, which a cache hit should not cost
+    from dsv41_serving.embedded import canary, smollm2, synthetic  # noqa: PLC0415  # seconds, which a cache hit should not cost
 
     check: dict[str, float | int] = {}
     if isinstance(description, Converted):
         check = smollm2.build(description, directory, report)
-    else:
+    elif isinstance(description, Random):
         canary.build(description, directory)
+    else:
+        synthetic.build(description, directory)
     Manifest(
         name=description.name,
         summary=description.summary,

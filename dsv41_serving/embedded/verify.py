@@ -144,7 +144,8 @@ def _check_weights(path: Path, names: set[str], checkpoint: Checkpoint | None, r
         listed = set(index["weight_map"].values()) if isinstance(index, dict) and "weight_map" in index else set()
         for name in sorted(listed - shards):
             yield Problem("is missing", str(path / name), remedy)
-    elif not shards:
+    # A manifest lists what belongs there: a synthetic model has none.
+    elif not shards and FILE_NAME not in names:
         yield Problem("there are no weights (*.safetensors)", str(path), remedy)
     if checkpoint and shards and len(shards) != checkpoint.weight_files:
         yield Problem(f"has {len(shards)} weight files instead of {checkpoint.weight_files}", str(path), remedy)

@@ -18,6 +18,7 @@ RENDEZVOUS_PORT_OFFSET = 1
 PLATFORM = "dsv41_embedded"
 CONTRACT_PLUGIN = "dsv41_contract"
 KERNELS_PLUGIN = "dsv41_kernels"
+SYNTHETIC_PLUGIN = "dsv41_synthetic"
 # Below node.state_dir.
 CRASH_DIR = "crash"
 
@@ -50,6 +51,7 @@ def plan_engine(spec: NodeSpec, name: str, placement: Placement, *, python: str,
         "enable-metrics": True,
         # The requests of the last minutes, written when the server crashes.
         "crash-dump-folder": f"{spec.node.state_dir}/{CRASH_DIR}",
+        **({} if spec.model.synthetic_seed is None else {"load-format": "dummy"}),
         **_sizing_flags(engine),
         **_role_flags(spec, name),
         **spec.engine.args,
@@ -94,6 +96,8 @@ def _contract_env(spec: NodeSpec) -> dict[str, str]:
     plugins = [CONTRACT_PLUGIN] if spec.engine.device == "cuda" else [PLATFORM, CONTRACT_PLUGIN]
     if spec.kernels.load:
         plugins.append(KERNELS_PLUGIN)
+    if spec.model.synthetic_seed is not None:
+        plugins.append(SYNTHETIC_PLUGIN)
     limit = spec.contract.max_thinking_tokens
     return {
         **({"SGLANG_MAX_THINK_TOKENS": str(limit)} if limit else {}),
@@ -112,6 +116,12 @@ def _kernels_env(spec: NodeSpec) -> dict[str, str]:
         "DSV41_KERNELS": ",".join(f"{op}={mode}" for op, mode in spec.kernels.ops.items()),
         "DSV41_KERNELS_SHADOW_EVERY": str(spec.kernels.shadow_every),
     }
+
+
+def _synthetic_env(spec: NodeSpec) -> dict[str, str]:
+    """What the plug-in dsv41_synthetic reads."""
+    seed = spec.model.synthetic_seed
+    return {} if seed is None else {"DSV41_SYNTHETIC_SEED": str(seed)}
 
 
 def _sizing_flags(engine: EngineRole) -> dict[str, FlagValue]:
@@ -163,6 +173,7 @@ def _base_env(spec: NodeSpec, placement: Placement) -> dict[str, str]:
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
         **_contract_env(spec),
         **_kernels_env(spec),
+        **_synthetic_env(spec),
     }
     if spec.engine.device == "cpu":
         env["SGLANG_PLATFORM"] = PLATFORM

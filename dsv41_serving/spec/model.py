@@ -63,6 +63,11 @@ class Model(Table):
         "", description="Directory of the checkpoint. Empty: an embedded model, prepared under node.cache_dir."
     )
     revision: str = Field("", description="Pinned revision of the checkpoint, for the record and the manifest check.")
+    synthetic_seed: int | None = Field(
+        None,
+        ge=0,
+        description="Fill the model with weights drawn from this seed: for measuring, its answers mean nothing.",
+    )
 
 
 class Engine(Table):
@@ -406,6 +411,12 @@ class NodeSpec(Table):
             raise ContradictionError(
                 "kernels.load", "the kernels need GPUs and engine.device is 'cpu'; set it to false"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _synthetic_has_a_gpu(self) -> NodeSpec:
+        if self.model.synthetic_seed is not None and self.engine.device != "cuda":
+            raise ContradictionError("model.synthetic_seed", "only an engine on GPUs draws its weights; remove it")
         return self
 
     @model_validator(mode="after")

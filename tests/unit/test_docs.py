@@ -54,7 +54,7 @@ def test_readme_table_names_every_verb_and_no_other():
 
 
 def test_readme_lists_every_profile_with_its_shapes():
-    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|", README, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([\w-]+)` \| [^|]+ \| ([^|]+) \|", README, re.MULTILINE))
     assert set(rows) == set(profile_names())
     for name, shapes in rows.items():
         if shapes.strip() != "the same":

