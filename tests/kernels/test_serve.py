@@ -191,6 +191,41 @@ def test_answers_are_compared_up_to_their_first_difference() -> None:
     }
 
 
+class Deaf:
+    """A server whose answers are given: `compare_tokens` reaches it only through the workload."""
+
+    def __init__(self, name: str, token: int, value: float) -> None:
+        self.variant, self.token, self.value = Variant(name, "all=off"), token, value
+
+    def flush(self) -> None: ...
+
+
+def test_a_later_run_is_compared_with_the_first_ones_answers(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(server: Deaf, prompts: list[list[int]], _new: int) -> list[workload.Answer]:
+        return [workload.Answer([5, server.token], [1.0, 0.5]) for _ in prompts]
+
+    def weigh(server: Deaf, ids: list[int], _start: int) -> list[float]:
+        assert ids[-2:] == [5, 6]  # the reference's answer, whoever weighs it
+        return [server.value]
+
+    monkeypatch.setattr(workload, "ask", ask)
+    monkeypatch.setattr(workload, "log_probabilities", weigh)
+    path = tmp_path / "reference.json"
+    records, reference = compare.compare_tokens([Deaf("stock", 6, -1.0)], [3], 2)  # type: ignore[list-item]
+    assert [(each["against"], each["equal"], each["answers"]) for each in records] == [("stock", 9, 9)]
+    reference.save(path)
+    loaded = compare.Reference.load(path)
+    assert loaded == reference
+    records, again = compare.compare_tokens([Deaf("ours", 7, -1.25)], [3], 2, loaded)  # type: ignore[list-item]
+    assert again is loaded
+    (record,) = records
+    assert (record["against"], record["variant"], record["equal"]) == ("stock", "ours", 0)
+    assert record["differences"][0] == {"position": 1, "margin_nats": 0.5}
+    assert record["prefill_logprob_difference_nats"]["largest"] == 0.25
+
+
 @pytest.mark.parametrize(("heads", "groups"), [(8, 1), (16, 2), (64, 8)])
 def test_the_model_has_every_kind_of_layer_and_a_ranks_heads(heads: int, groups: int) -> None:
     config = Scale(heads=heads).config()

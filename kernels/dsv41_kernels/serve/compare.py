@@ -4,7 +4,8 @@
 
 Each variant is one SGLang server on GPUs of its own (`0+1`: two ranks; `0/1`: prefill and decode with NIXL between them), all on the
 same synthetic weights (`weights.py`). First correctness: greedy tokens of every variant against the first one's, single and in
-batches, and the log-probabilities that each gives to the first one's answers in one prefill. A second stock variant that prefills
+batches, and the log-probabilities that each gives to the first one's answers in one prefill. `--reference` keeps the first one's answers
+in a file, and a later run compares with them: what does not fit the GPUs at once is run in turn. A second stock variant that prefills
 in other chunks (`--with control=--chunked-prefill-size=1024`) says how far rounding alone carries. Then time: decode steps and
 prefills, variants alternated, medians over rounds with fresh prompts. One JSON line per measurement goes to `--out`.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import dataclasses
 import json
 import pathlib
 import statistics
@@ -35,8 +37,33 @@ _START_S = 400.0
 _DECODED = 128
 
 
-def compare_tokens(servers: list[Server], lengths: list[int], new_tokens: int) -> list[dict[str, Any]]:
-    """Answers and prefill log-probabilities of every server against those of the first; one record per server."""
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """What all are compared with: the answers of one variant, and the log-probabilities (nats) it gives to them in one prefill."""
+
+    variant: str
+    answers: list[workload.Answer]
+    log_probabilities: list[float]
+
+    def save(self, path: pathlib.Path) -> None:
+        """Write it as JSON."""
+        path.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
+
+    @staticmethod
+    def load(path: pathlib.Path) -> Reference:
+        """Read what `save` wrote."""
+        found = json.loads(path.read_text(encoding="utf-8"))
+        answers = [workload.Answer(**each) for each in found["answers"]]
+        return Reference(found["variant"], answers, found["log_probabilities"])
+
+
+def compare_tokens(
+    servers: list[Server], lengths: list[int], new_tokens: int, reference: Reference | None = None
+) -> tuple[list[dict[str, Any]], Reference]:
+    """Answers and prefill log-probabilities of every server against `reference`, else against the first server's.
+
+    Returns one record per server, and the reference.
+    """
     batches = [[workload.prompt(1000 * length, length)] for length in lengths]
     batches.append([workload.prompt(7 + i, 300 + 67 * i) for i in range(8)])
     prompts = [ids for batch in batches for ids in batch]
@@ -48,7 +75,7 @@ def compare_tokens(servers: list[Server], lengths: list[int], new_tokens: int) -
         if isinstance(server, Pair):
             return []
         server.flush()
-        given = zip(prompts, answers[0], strict=True)
+        given = zip(prompts, reference.answers if reference else answers[0], strict=True)
         return [
             value
             for ids, answer in given
@@ -58,19 +85,20 @@ def compare_tokens(servers: list[Server], lengths: list[int], new_tokens: int) -
     with concurrent.futures.ThreadPoolExecutor(len(servers)) as pool:
         answers = list(pool.map(answer, servers))
         weighed = list(pool.map(weigh, servers))
+    reference = reference or Reference(servers[0].variant.name, answers[0], weighed[0])
     records = []
     for server, given, values in zip(servers, answers, weighed, strict=True):
-        record: dict[str, Any] = {"kind": "answers", "against": servers[0].variant.name, "variant": server.variant.name}
-        record |= workload.compare_answers(given, answers[0])
-        if values:
-            distance = sorted(abs(a - b) for a, b in zip(values, weighed[0], strict=True))
+        record: dict[str, Any] = {"kind": "answers", "against": reference.variant, "variant": server.variant.name}
+        record |= workload.compare_answers(given, reference.answers)
+        if values and reference.log_probabilities:
+            distance = sorted(abs(a - b) for a, b in zip(values, reference.log_probabilities, strict=True))
             record["prefill_logprob_difference_nats"] = {
                 "median": round(statistics.median(distance), 5),
                 "p90": round(distance[len(distance) * 9 // 10], 5),
                 "largest": round(distance[-1], 5),
             }
         records.append(record)
-    return records
+    return records, reference
 
 
 def read_shadow(server: Server) -> list[dict[str, Any]]:
@@ -145,6 +173,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--context", type=int, default=131072)
     add("--lengths", type=_numbers, default=[37, 700, 4219, 20011], help="prompts whose answers are compared")
     add("--new-tokens", type=int, default=48)
+    add("--reference", type=pathlib.Path, help="answers to compare with; written by the first run that names the file")
     add("--time", type=_numbers, default=[], action="append", metavar="CONTEXT,BATCH", help="decode step to time")
     add("--prefill", type=int, default=[], action="append", metavar="TOKENS", help="prefill to time")
     add("--profile", type=int, help="profile decode steps after this many tokens")
@@ -202,7 +231,11 @@ def main(arguments: list[str] | None = None) -> int:
             server.wait(_START_S)
             for line in server.table():
                 say(f"{server.variant.name}: {line}")
-        for record in compare_tokens(servers, given.lengths, given.new_tokens):
+        stored = Reference.load(given.reference) if given.reference and given.reference.exists() else None
+        records, reference = compare_tokens(servers, given.lengths, given.new_tokens, stored)
+        if given.reference and not stored:
+            reference.save(given.reference)
+        for record in records:
             write(record)
         for server in servers:
             for record in [*read_shadow(server), *read_hand_off(server)]:
