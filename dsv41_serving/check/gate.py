@@ -2,7 +2,8 @@
 
 An engine passes when its port is the process we started, it reports the contract's model and holds the contract of the plan,
 it runs a forward pass, and on a GPU its memory is in use. The router passes when all engines hold the same contract and a real
-conversation through it used both: their own counters moved and the hand-off carried bytes. "Ready" in a log is a claim; these are independent observations.
+conversation through it used both: their own counters moved, the hand-off carried bytes, and over no slower lane than was proven.
+"Ready" in a log is a claim; these are independent observations.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import httpx
 from dsv41_serving.check.access import find_access, open_client
 from dsv41_serving.check.contract import check_contract
 from dsv41_serving.check.conversation import PROMPT, converse
+from dsv41_serving.check.handoff import check_lane
 from dsv41_serving.check.identity import check_identity
 from dsv41_serving.check.metrics import (
     GENERATED_TOKENS,
@@ -83,6 +85,8 @@ async def check_router(plan: Plan, service: Service, pid: int, start_ticks: int)
         seen = f"'{PROMPT}' -> {answer.completion_tokens} tokens: {answer.content.strip()[:60]!r}"
         findings.append(Finding(service=service.name, check="conversation", passed=True, seen=seen))
         findings += compare_counters(plan, before, after)
+    if findings[-1].passed:
+        findings += await check_lane(plan)
     return findings
 
 

@@ -34,7 +34,14 @@ def preflight(context: Context, as_json: bool, hashes: bool, clean: bool, list_o
         return
     loaded = context.load()
     done = clean_up(loaded.spec.node.state_dir) if clean else []
-    scene = gather_scene(loaded, context.facts(), context.root, python=sys.executable, hashes=hashes)
+    scene = gather_scene(
+        loaded,
+        context.facts(),
+        context.root,
+        python=sys.executable,
+        hashes=hashes,
+        arguments=context.arguments(),
+    )
     report = run_checks(scene)
     if as_json:
         print_json({**report.as_json(), "cleaned": done})

@@ -50,10 +50,13 @@ def run(context: Context, role: str) -> None:
     """Run one service of the plan (prefill, decode, router) in the foreground, as systemd does."""
     from dsv41_serving.run.prepare import prepare_start  # noqa: PLC0415
     from dsv41_serving.run.service import report_preparation, run_service  # noqa: PLC0415
+    from dsv41_serving.transport.baseline import keep_baseline  # noqa: PLC0415
 
     made, found = context.plan()
     service = _find_service(made, role)
     prepare_start(made, found, (service,), report_preparation(service, say))
+    if service.kind == "prefill":
+        keep_baseline(context.load().spec, made, found, arguments=context.arguments(), say=say)
     run_service(made, service, say=say, read_gpus=lambda: context.facts().gpus)
 
 
@@ -65,10 +68,12 @@ def up(context: Context, detach: bool) -> None:  # noqa: FBT001
     from dsv41_serving.exporter.serve import start_beside  # noqa: PLC0415
     from dsv41_serving.run.prepare import prepare_start  # noqa: PLC0415
     from dsv41_serving.run.up import hold_stack, launch_stack, refuse_second  # noqa: PLC0415
+    from dsv41_serving.transport.baseline import keep_baseline  # noqa: PLC0415
 
     made, found = context.plan()
     refuse_second(made)
     prepare_start(made, found, made.services, say)
+    keep_baseline(context.load().spec, made, found, arguments=context.arguments(), say=say)
     if detach:
         launch_stack(made, out, [sys.executable, "-m", "dsv41_serving", *context.arguments(), "up"])
     else:

@@ -19,6 +19,8 @@ PLATFORM = "dsv41_embedded"
 CONTRACT_PLUGIN = "dsv41_contract"
 KERNELS_PLUGIN = "dsv41_kernels"
 SYNTHETIC_PLUGIN = "dsv41_synthetic"
+# For UCX_PROTO_INFO: once for each peer UCX prints what carries remote writes, which are all that the NIXL path sends.
+WRITE_TABLES = "*write by ucp_put*"
 # Below node.state_dir.
 CRASH_DIR = "crash"
 
@@ -61,7 +63,7 @@ def plan_engine(spec: NodeSpec, name: str, placement: Placement, *, python: str,
         name=name,
         kind=engine.role,
         argv=(python, "-m", "sglang.launch_server", *flag_args(flags)),
-        env={**_base_env(spec, placement), **spec.engine.env, **engine.env},
+        env={**_base_env(spec, placement), **_transfer_env(engine), **spec.engine.env, **engine.env},
         placement=placement,
         host=engine.host,
         port=engine.port,
@@ -122,6 +124,10 @@ def _synthetic_env(spec: NodeSpec) -> dict[str, str]:
     """What the plug-in dsv41_synthetic reads."""
     seed = spec.model.synthetic_seed
     return {} if seed is None else {"DSV41_SYNTHETIC_SEED": str(seed)}
+
+
+def _transfer_env(engine: EngineRole) -> dict[str, str]:
+    return {} if engine.role == "aggregated" else {"UCX_PROTO_INFO": WRITE_TABLES}
 
 
 def _sizing_flags(engine: EngineRole) -> dict[str, FlagValue]:

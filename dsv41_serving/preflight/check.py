@@ -53,6 +53,8 @@ class Scene:
     packages: Packages
     copying: Copying
     traces: Traces
+    hand_off_problem: str = ""
+    """Why the hand-off could not be measured just now."""
 
     @property
     def plan(self) -> Plan:

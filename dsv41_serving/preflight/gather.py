@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsv41_serving.capacity import estimate_node, read_shape, request
-from dsv41_serving.errors import InputError
+from dsv41_serving.errors import GateError, InputError
 from dsv41_serving.facts.copying import try_copying
 from dsv41_serving.facts.directory import read_directory, read_secret
 from dsv41_serving.facts.host import read_host
@@ -16,17 +17,23 @@ from dsv41_serving.preflight.check import Scene
 from dsv41_serving.preflight.checkpoint import read_checkpoint
 from dsv41_serving.preflight.traces import read_traces
 from dsv41_serving.resources import lock_file
+from dsv41_serving.transport.baseline import keep_baseline
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from dsv41_serving.capacity import NodeCapacity
     from dsv41_serving.facts.model import Facts
     from dsv41_serving.spec import LoadedSpec, NodeSpec
 
 
-def gather_scene(loaded: LoadedSpec, facts: Facts, root: Path, *, python: str, hashes: bool = False) -> Scene:
+def gather_scene(
+    loaded: LoadedSpec, facts: Facts, root: Path, *, python: str, hashes: bool = False, arguments: Sequence[str] = ()
+) -> Scene:
     """Return what the checks look at, for the description `loaded` on the machine `facts` read below `root`.
+
+    On the machine itself, not below another root, the hand-off is measured when its baseline is absent or stale; `arguments` are
+    the global options that mean this node.
 
     A description that does not fit the machine is part of the scene, not an error. Raises InputError for a manifest that
     does not exist and for a malformed file of the kernel.
@@ -37,6 +44,14 @@ def gather_scene(loaded: LoadedSpec, facts: Facts, root: Path, *, python: str, h
         made = make_plan(loaded, facts, Installation(python=python))
     except InputError as error:
         problem = error
+    hand_off_problem = ""
+    if made is not None and root == Path("/"):
+        try:
+            keep_baseline(spec, made, facts, arguments=arguments, say=lambda _: None)
+        except GateError as error:
+            hand_off_problem = str(error)
+        except InputError:
+            pass  # nothing is known of the model, or the state directory is not ours: other checks say that
     places = {"state": spec.node.state_dir, "cache": spec.node.cache_dir, "temporary": tempfile.gettempdir()}
     if spec.model.path:
         places["model"] = spec.model.path
@@ -60,6 +75,7 @@ def gather_scene(loaded: LoadedSpec, facts: Facts, root: Path, *, python: str, h
         packages=read_packages(lock_file()),
         copying=try_copying(),
         traces=read_traces(spec.node.state_dir),
+        hand_off_problem=hand_off_problem,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dsv41_serving.preflight.check import Check, failed, passed, warned
+from dsv41_serving.transport.proof import explain_stale
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,13 +128,30 @@ def judge_hand_off(scene: Scene) -> Outcome | None:
     if not scene.hands_off:
         return None
     proof = scene.traces.transport
+    if scene.hand_off_problem:
+        return failed(scene.hand_off_problem, "dsv41 transport prove")
     if proof is None:
         return warned("never measured on this node", "dsv41 transport prove")
-    if proof.kernel_release != scene.facts.kernel_release or proof.driver_version != scene.facts.driver_version:
-        return warned("measured before the kernel or the driver changed", "dsv41 transport prove")
+    if stale := explain_stale(proof, scene.plan, scene.facts):
+        return warned(stale, "dsv41 transport prove")
     if proof.reason:
-        return warned(f"{proof.best_gb_s:.2f} GB/s over {proof.lane}: {proof.reason}", proof.remedy)
+        # Sockets between GPUs are a fall-back that nobody chose; between processes of a laptop they are slow, and work.
+        outcome = failed if scene.on_gpus and proof.lane == "tcp" else warned
+        return outcome(f"{proof.best_gb_s:.2f} GB/s over {proof.lane}: {proof.reason}", proof.remedy)
     return passed(f"{proof.best_gb_s:.2f} GB/s over {proof.lane}, measured {proof.date}")
+
+
+def judge_all_reduce(scene: Scene) -> Outcome | None:
+    """Return whether the GPUs of each group sum correctly together."""
+    proof = scene.traces.transport
+    if proof is None or not proof.collectives or explain_stale(proof, scene.plan, scene.facts):
+        return None
+    broken = [f"{each.engine}: {each.problem}" for each in proof.collectives if each.problem]
+    if broken:
+        return failed(
+            "; ".join(broken), "mend what links.iommu, links.acs and links.peer-access say; dsv41 transport prove"
+        )
+    return passed(", ".join(f"{each.engine} {each.bus_gb_s:.1f} GB/s" for each in proof.collectives))
 
 
 def _list_missing_pairs(scene: Scene, read: Callable[[Gpu], tuple[int, ...] | None]) -> list[tuple[int, int]] | None:
@@ -191,6 +209,14 @@ CHECKS = (
         "Was the speed of the hand-off measured?",
         "vllm#52607: 0.5 instead of 49 GB/s, unnoticed",
         judge_hand_off,
+        needs_plan=True,
+    ),
+    Check(
+        "all-reduce",
+        "Do the GPUs of each group sum correctly?",
+        "nccl#1999: with broken P2P the first all-reduce hangs, long after the weights are loaded",
+        judge_all_reduce,
+        each_gpu=True,
         needs_plan=True,
     ),
 )

@@ -52,6 +52,8 @@ class ServiceRecord(_Record):
     """How long this phase took on earlier starts."""
     ready_at: float | None = None
     restarts: int = 0
+    lane: str = ""
+    """Kind of transport that UCX chose for what this engine hands over, from its log; empty before the first hand-off."""
     checks: dict[str, bool] = {}
     """The gate of the last start: check -> whether it passed."""
     problem: str = ""

@@ -26,6 +26,7 @@ from dsv41_serving.run.phases import GATE, LAUNCHING, READY, PhaseTracker
 from dsv41_serving.run.record import ServiceRecord, ServiceState, current_boot, own_start_ticks
 from dsv41_serving.run.session import kill_session, prepare_child, session_members
 from dsv41_serving.run.sweep import remove_files, shared_memory_of
+from dsv41_serving.transport.lanes import WriteTables, choose_lane
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,6 +70,7 @@ class Supervisor:
         self._reader: asyncio.Task[None] | None = None
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._tracker = PhaseTracker(service.kind)
+        self._writes = WriteTables()
         self._durations: dict[str, float] = {}
         self._progress_at = 0.0
         self._read_bytes = 0
@@ -99,6 +101,7 @@ class Supervisor:
         """
         service = self.service
         self._tracker = PhaseTracker(service.kind)
+        self._writes = WriteTables()
         self._durations = {}
         self._tail.clear()
         remove_files(self.record)
@@ -133,6 +136,7 @@ class Supervisor:
             start_ticks=started.start_ticks if started else None,
             started_at=now,
             problem="",
+            lane="",
             tmp_dir=tmp_dir,
             shared_memory=(),
         )
@@ -272,6 +276,9 @@ class Supervisor:
         if not line:
             return
         self._tail.append(line)
+        if self.service.kind == "prefill" and self._writes.feed(line):
+            self.record = self.record.model_copy(update={"lane": choose_lane(self._writes.lanes)})
+            self._on_change(self.record)
         if self.record.phase == GATE:
             return  # the gate's own requests are logged too: no progress
         self._progress_at = time.monotonic()

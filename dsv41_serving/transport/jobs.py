@@ -48,6 +48,11 @@ def list_jobs(shape: ModelShape, decode: EngineSettings, *, on_gpu: bool) -> tup
     )
 
 
+def shorten(jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    """Return what a start waits for: one bulk write and the prompt."""
+    return tuple(job for job in jobs if job.blocks == (16 * MIB,) and job.at_once == 1) + jobs[-1:]
+
+
 def list_prompt_blocks(shape: ModelShape, decode: EngineSettings, tokens: int) -> tuple[int, ...]:
     """Return the blocks in which the KV of a prompt of `tokens` lies in the pools of one rank, as bytes.
 

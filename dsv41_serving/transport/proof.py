@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dsv41_serving.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dsv41_serving.facts.model import Facts
     from dsv41_serving.plan.model import Plan
 
 STORED = Path("transport") / "proof.json"
 BULK_BYTES = 16 << 20
+# What of an engine's environment decides about the way data takes.
+_DECIDING = ("UCX_", "NIXL_", "PYTORCH_", "CUDA_", "NCCL_", "SGLANG_DISAGGREGATION_NIXL")
 
 
 class Step(BaseModel):
@@ -58,10 +63,25 @@ class Pair(BaseModel):
         return max(step.best_gb_s for step in self.steps if step.bytes >= BULK_BYTES)
 
 
+class Collective(BaseModel):
+    """One all-reduce over the GPUs of an engine."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    engine: str
+    gpus: tuple[int, ...]
+    bus_gb_s: float
+    """Bytes a GPU sends and receives over the time, as nccl-tests count: 2 (n - 1) / n of the buffer."""
+    problem: str
+    """Why it did not work; empty when every rank got the right sum."""
+
+
 class Proof(BaseModel):
     """One run of `dsv41 transport prove`. `best_gb_s`, `lane`, `reason` are those of the slowest pair."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    format: Literal[1] = 1
 
     date: str
     node: str
@@ -77,11 +97,17 @@ class Proof(BaseModel):
     remedy: str
     pairs: tuple[Pair, ...]
     provenance: dict[str, Any]
+    environment: dict[str, dict[str, str]] = {}
+    """Engine -> what its environment said of transports when it was measured."""
+    collectives: tuple[Collective, ...] = ()
+    short: bool = False
+    """Whether it was taken before a start, with fewer sizes and rounds."""
 
     @property
     def good(self) -> bool:
         """Whether every byte arrived and no pair is slower than its link."""
-        return all(pair.matched and not pair.reason for pair in self.pairs)
+        pairs = all(pair.matched and not pair.reason for pair in self.pairs)
+        return pairs and not any(each.problem for each in self.collectives)
 
 
 def store_proof(proof: Proof, state_dir: str) -> Path:
@@ -105,6 +131,37 @@ def read_proof(state_dir: str) -> Proof | None:
         return Proof.model_validate_json((Path(state_dir) / STORED).read_text(encoding="utf-8"))
     except (OSError, ValidationError):
         return None
+
+
+def keep_deciding(env: Mapping[str, str]) -> dict[str, str]:
+    """Return what of `env` decides about the way data takes."""
+    return {key: value for key, value in env.items() if key.startswith(_DECIDING)}
+
+
+def list_environments(plan: Plan) -> dict[str, dict[str, str]]:
+    """Return engine -> `keep_deciding` of its environment, for every engine of `plan`."""
+    return {engine.name: keep_deciding(engine.env) for engine in plan.engines}
+
+
+def explain_stale(proof: Proof, plan: Plan, facts: Facts) -> str:
+    """Return why `proof` says nothing of `plan` on the machine as it is now; empty when it holds."""
+    if proof.kernel_release != facts.kernel_release or proof.driver_version != facts.driver_version:
+        return "measured before the kernel or the driver changed"
+    now = list_environments(plan)
+    for name, env in now.items():
+        before = proof.environment.get(name, {})
+        changed = sorted(key for key in {**before, **env} if before.get(key) != env.get(key))
+        if changed:
+            return f"measured before {changed[0]} of {name} changed"
+    return ""
+
+
+def hands_over(plan: Plan) -> bool:
+    """Return whether `plan` splits prefill from decode and hands over through NIXL."""
+    kinds = {engine.kind for engine in plan.engines}
+    return {"prefill", "decode"} <= kinds and all(
+        "nixl" in engine.argv for engine in plan.engines if engine.kind == "prefill"
+    )
 
 
 def find_peers(plan: Plan) -> list[tuple[str, int, int | None, str, int, int | None]]:

@@ -20,11 +20,13 @@ from dsv41_serving.capacity.engine import read_settings
 from dsv41_serving.errors import GateError
 from dsv41_serving.facts.copying import try_copying
 from dsv41_serving.facts.host import read_host
-from dsv41_serving.transport.jobs import list_jobs
+from dsv41_serving.plan.engine import WRITE_TABLES
+from dsv41_serving.transport.collective import try_collectives
+from dsv41_serving.transport.jobs import list_jobs, shorten
 from dsv41_serving.transport.judge import judge_pair
-from dsv41_serving.transport.lanes import choose_lane, find_lanes
-from dsv41_serving.transport.proof import BULK_BYTES, Pair, Proof, Step, find_peers
-from dsv41_serving.transport.side import LAUNCH, Task, Timing
+from dsv41_serving.transport.lanes import choose_lane, find_lanes, find_write_lanes
+from dsv41_serving.transport.proof import BULK_BYTES, Pair, Proof, Step, find_peers, keep_deciding, list_environments
+from dsv41_serving.transport.side import LAUNCH, ROUNDS, SHORT_ROUNDS, Task, Timing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,16 +38,21 @@ if TYPE_CHECKING:
     from dsv41_serving.transport.jobs import Job
 
 _PATIENCE_S = 180.0
-# What of an engine's environment decides about the way data takes.
-_KEPT = ("UCX_", "NIXL_", "PYTORCH_", "CUDA_", "SGLANG_DISAGGREGATION_NIXL")
 
 
 def prove_transport(
-    spec: NodeSpec, plan: Plan, facts: Facts, shape: ModelShape, *, command: str, say: Callable[[str], None]
+    spec: NodeSpec,
+    plan: Plan,
+    facts: Facts,
+    shape: ModelShape,
+    *,
+    command: str,
+    say: Callable[[str], None],
+    short: bool = False,
 ) -> Proof:
-    """Move KV-shaped memory between every pair of ranks of `plan` and return what was seen.
+    """Move KV-shaped memory between every pair of ranks of `plan`, let the GPUs of each engine sum, and return what was seen.
 
-    Started by root on a node with the service user, the agents run as that user. Raises InputError when the shape hands
+    The `short` form leaves out sizes and rounds, not pairs. Started by root on a node with the service user, the agents run as that user. Raises InputError when the shape hands
     nothing over or NIXL is missing, GateError when a pair cannot move anything.
     """
     host, copying = read_host(), try_copying()
@@ -54,12 +61,20 @@ def prove_transport(
     for source, source_rank, source_gpu, sink, sink_rank, sink_gpu in find_peers(plan):
         on_gpu = source_gpu is not None
         jobs = list_jobs(shape, read_settings(spec, sink), on_gpu=on_gpu)
-        env = {name: _choose_env(plan.service(name).env) for name in (source, sink)}
+        jobs = shorten(jobs) if short else jobs
+        env = {name: keep_deciding(plan.service(name).env) for name in (source, sink)}
         say(f"{source}:{source_rank} -> {sink}:{sink_rank}")
         gpus = (source_gpu, sink_gpu) if source_gpu is not None and sink_gpu is not None else None
-        run = run_pair(jobs, env[source], env[sink], gpus=(source_rank, sink_rank) if on_gpu else None, user=user)
+        run = run_pair(
+            jobs,
+            env[source],
+            env[sink],
+            gpus=(source_rank, sink_rank) if on_gpu else None,
+            user=user,
+            rounds=SHORT_ROUNDS if short else ROUNDS,
+        )
         lanes = find_lanes(run.log)
-        lane = choose_lane(lanes)
+        lane = choose_lane(find_write_lanes(run.log) or lanes)
         steps = tuple(_summarise(timing) for timing in run.timings)
         verdict = judge_pair(
             lane,
@@ -99,6 +114,9 @@ def prove_transport(
         remedy=slowest.remedy,
         pairs=tuple(pairs),
         provenance=provenance,
+        environment=list_environments(plan),
+        collectives=tuple(try_collectives(plan, say, user=user)),
+        short=short,
     )
 
 
@@ -118,12 +136,13 @@ def run_pair(
     *,
     gpus: tuple[int, int] | None,
     user: str | None = None,
+    rounds: int = ROUNDS,
 ) -> PairRun:
     """Run `jobs` from one process to another; `gpus` index each side's CUDA_VISIBLE_DEVICES. Raises GateError."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dsv41-prove-")))
-        source_task = Task("initiator", gpus[0] if gpus else None, jobs)
-        sink_task = Task("target", gpus[1] if gpus else None, jobs)
+        source_task = Task("initiator", gpus[0] if gpus else None, jobs, rounds)
+        sink_task = Task("target", gpus[1] if gpus else None, jobs, rounds)
         source = stack.enter_context(_Process(source_task, source_env, directory / "initiator.log", user))
         sink = stack.enter_context(_Process(sink_task, sink_env, directory / "target.log", user))
         offer, own = sink.receive(), source.receive()
@@ -147,7 +166,13 @@ class _Process:
         with theirs, log.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", LAUNCH, str(theirs.fileno())],
-                env={**_inherited(), **env, "UCX_LOG_LEVEL": "info", "PYTHONUNBUFFERED": "1"},
+                env={
+                    **_inherited(),
+                    **env,
+                    "UCX_LOG_LEVEL": "info",
+                    "UCX_PROTO_INFO": WRITE_TABLES,
+                    "PYTHONUNBUFFERED": "1",
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -193,11 +218,7 @@ class _Process:
 
 def _inherited() -> dict[str, str]:
     """This process's environment without what would decide for UCX or NIXL behind the plan."""
-    return {key: value for key, value in os.environ.items() if not key.startswith(_KEPT)}
-
-
-def _choose_env(env: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in env.items() if key.startswith(_KEPT)}
+    return {key: value for key, value in os.environ.items() if key not in keep_deciding(os.environ)}
 
 
 def _choose_user(spec: NodeSpec) -> str | None:

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from dsv41_serving.cli import cli
 from dsv41_serving.errors import GateError
+from dsv41_serving.transport.collective import try_collective
 from dsv41_serving.transport.jobs import MIB, Job
 from dsv41_serving.transport.lanes import choose_lane, find_lanes
 from dsv41_serving.transport.proof import read_proof
@@ -66,3 +67,10 @@ def test_a_lane_that_is_forced_to_sockets_is_called_slow(tmp_path: Path) -> None
     assert proof is not None
     assert (done.exit_code, proof.lane) == (1, "tcp")
     assert proof.reason == "UCX_TLS = tcp names no lane inside the host: data goes through sockets"
+
+
+def test_two_processes_sum_a_buffer_and_every_element_is_compared() -> None:
+    """What NCCL does between the GPUs of an engine, over gloo."""
+    found = try_collective("prefill", (0, 1), {}, ranks=2, backend="gloo", elements=1 << 20)
+    assert found.problem == ""
+    assert found.bus_gb_s > 0

@@ -486,6 +486,7 @@ def test_the_environment_of_an_engine(two_sockets: Facts) -> None:
         "UCX_MEMTYPE_CACHE": "n",
         "UCX_CUDA_IPC_CACHE": "n",
         "UCX_NET_DEVICES": "lo",
+        "UCX_PROTO_INFO": "*write by ucp_put*",
     }
     assert env["decode"] == {
         **env["prefill"],

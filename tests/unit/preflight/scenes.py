@@ -18,7 +18,7 @@ from dsv41_serving.preflight.check import Scene
 from dsv41_serving.preflight.checkpoint import CheckpointFacts
 from dsv41_serving.preflight.traces import Traces
 from dsv41_serving.spec import load_spec
-from dsv41_serving.transport.proof import Proof
+from dsv41_serving.transport.proof import Collective, Proof, list_environments
 from tests.unit.plan.machines import plan_for
 
 if TYPE_CHECKING:
@@ -108,6 +108,12 @@ def good_scene(facts: Facts, profile: str, *overrides: str) -> Scene:
                 best_gb_s=230.0,
                 reason="",
                 remedy="",
+                environment=list_environments(made) if made else {},
+                collectives=tuple(
+                    Collective(engine=engine.name, gpus=engine.placement.gpus, bus_gb_s=380.0, problem="")
+                    for engine in (made.engines if made else ())
+                    if len(engine.placement.gpus) > 1
+                ),
             ),
         ),
     )

@@ -16,6 +16,7 @@ from dsv41_serving.facts.model import Iommu
 from dsv41_serving.facts.packages import LockDifference
 from dsv41_serving.preflight import CHECKS, run_checks
 from dsv41_serving.preflight.traces import Leftover
+from dsv41_serving.transport.proof import Collective
 from tests.unit.preflight import scenes as on
 
 if TYPE_CHECKING:
@@ -204,8 +205,28 @@ WRONG: dict[str, list[tuple[Callable[[Scene], Scene], str, str]]] = {
         (proof(driver_version="570.1"), "warn", "before the kernel or the driver changed"),
         (
             proof(reason="data went over tcp", lane="tcp", best_gb_s=0.4, remedy="loosen Yama"),
-            "warn",
+            "fail",
             "0.40 GB/s over tcp: data went over",
+        ),
+        (
+            proof(reason="5.0 GB/s over NVLink", lane="cuda_ipc", best_gb_s=5.0, remedy="run it on an idle node"),
+            "warn",
+            "5.00 GB/s over cuda_ipc",
+        ),
+        (on.engine_env("decode", UCX_TLS="cuda_ipc,tcp"), "warn", "measured before UCX_TLS of decode changed"),
+        (
+            lambda scene: replace(scene, hand_off_problem="transport: the initiator ended: NIXL_ERR_BACKEND"),
+            "fail",
+            "NIXL_ERR_BACKEND",
+        ),
+    ],
+    "links.all-reduce": [
+        (
+            proof(
+                collectives=(Collective(engine="prefill", gpus=(0, 1, 2, 3), bus_gb_s=0.0, problem="did not end"),),
+            ),
+            "fail",
+            "prefill: did not end",
         ),
     ],
     "numa.known": [(on.gpu(2, numa_node=None), "warn", "names no node for GPU 2")],

@@ -81,6 +81,24 @@ class Watched(Watch["ServiceRecord"]):
         return str(error.value)
 
 
+def test_the_lane_that_ucx_chose_is_recorded(tmp_path: Path) -> None:
+    """As soon as it is printed, in the midst of whatever the service does."""
+    table = [
+        "[1.5] [vm:1:0]   | initiator intra-node cfg#1                               |",
+        "[1.5] [vm:1:0]   | remote memory write by ucp_put* from host memory to host |",
+        "[1.5] [vm:1:0]   | 0..inf | zero-copy   | cma/memory                        |",
+    ]
+    watched = Watched(fake_plan(tmp_path, {"prefill": {"lines": [*REAL_LINES, *table]}}))
+
+    async def life(supervisor: Supervisor) -> ServiceRecord:
+        await supervisor.start()
+        ready = supervisor.record
+        await supervisor.stop()
+        return ready
+
+    assert watched.live(life).lane == "shm"
+
+
 def test_a_service_is_ready_when_its_gate_has_passed(tmp_path: Path) -> None:
     """Phases in order, the output untouched, pid and session recorded, nothing left at the end."""
     watched = Watched(fake_plan(tmp_path, {"prefill": {"lines": REAL_LINES, "tail": "50%\rdone\n"}}))

@@ -16,9 +16,9 @@ from dsv41_serving.facts import Facts, read_facts
 from dsv41_serving.facts.copying import Copying
 from dsv41_serving.facts.host import Host, read_host
 from dsv41_serving.spec import load_spec
-from dsv41_serving.transport.jobs import MIB, Job, list_jobs, list_prompt_blocks
+from dsv41_serving.transport.jobs import MIB, Job, list_jobs, list_prompt_blocks, shorten
 from dsv41_serving.transport.judge import judge_pair
-from dsv41_serving.transport.lanes import choose_lane, find_lanes
+from dsv41_serving.transport.lanes import choose_lane, find_lanes, find_write_lanes, is_slower
 from dsv41_serving.transport.proof import Pair, Proof, Step, find_peers, read_proof, store_proof
 from dsv41_serving.transport.report import list_problems
 from dsv41_serving.transport.side import list_written, place_blocks, span
@@ -68,6 +68,45 @@ def test_the_fastest_lane_named_carries_the_data(log: str, lanes: tuple[str, ...
     assert choose_lane(lanes) == kind
 
 
+TABLES = """
+[1] [vm:1:0]   +--------+-------------+-----------------------------------+
+[1] [vm:1:0]   | initiator self cfg#0                                     |
+[1] [vm:1:0]   | remote memory write by ucp_put* from host memory to host |
+[1] [vm:1:0]   | Range  | Description |              Config               |
+[1] [vm:1:0]   | 0..inf | zero-copy   | cma/memory                        |
+[1] [vm:1:0]   | initiator intra-node cfg#1                               |
+[1] [vm:1:0]   | active message by ucp_am_send* from host memory          |
+[1] [vm:1:0]   | 16516..inf | multi-frag copy-in | sysv/memory             |
+[1] [vm:1:0]   | initiator intra-node cfg#1                               |
+[1] [vm:1:0]   | remote memory write by ucp_put* from host memory to host |
+[1] [vm:1:0]   |     0..2047 | short     | sysv/memory                    |
+[1] [vm:1:0]   |   2048..inf | zero-copy | tcp/lo                         |
+"""
+ON_GPUS = (
+    TABLES
+    + """
+[1] [vm:1:0]   | 0123-prefill intra-node cfg#2                                              |
+[1] [vm:1:0]   | remote memory write by ucp_put*(multi) from cuda/GPU0 to cuda/GPU1         |
+[1] [vm:1:0]   | 0..inf | zero-copy | 50% on rc_mlx5/mlx5_0:1/path0 and 50% on rc_mlx5/mlx5_1:1 |
+"""
+)
+
+
+def test_what_carries_large_writes_to_the_peer_is_read_from_ucxs_tables() -> None:
+    """Not those to itself, not messages, not small writes; and device memory tells more than host memory."""
+    assert find_write_lanes(TABLES) == ("tcp",)
+    assert choose_lane(find_write_lanes(ON_GPUS)) == "rdma"
+    assert find_write_lanes(CMA) == ()
+
+
+def test_only_a_slower_kind_is_slower() -> None:
+    assert [is_slower(lane, "shm") for lane in ("cuda_ipc", "rdma", "shm", "tcp", "unknown")] == [False] * 3 + [
+        True,
+        False,
+    ]
+    assert not is_slower("tcp", "unknown")
+
+
 # --- jobs -----------------------------------------------------------------------------------------------------------
 
 
@@ -98,6 +137,12 @@ def test_jobs_climb_a_ladder_and_end_with_a_prompt() -> None:
     ]
     assert jobs[3].bytes == 64 * MIB
     assert "1 x 512 MiB" in [job.name for job in list_jobs(SMOLLM2, decode, on_gpu=True)]
+
+
+def test_a_start_waits_for_one_bulk_write_and_the_prompt() -> None:
+    decode = read_settings(load_spec(profile="embedded").spec, "decode")
+    names = [job.name for job in shorten(list_jobs(SMOLLM2, decode, on_gpu=True))]
+    assert names == ["1 x 16 MiB", "prompt of 4096 tokens"]
 
 
 def test_blocks_never_touch() -> None:
