@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 KV_GIB = "sglang:kv_cache_memory_usage_gb"
 WEIGHTS_GIB = "sglang:weight_memory_usage_gb"
 WINDOW_TOKENS = "sglang:max_total_num_tokens_swa"
+GAUGES = {
+    "pool tokens": KV_CAPACITY,
+    "pool GiB": KV_GIB,
+    "window tokens": WINDOW_TOKENS,
+    "weights GiB": WEIGHTS_GIB,
+}
 
 
 @dataclass(frozen=True)
@@ -63,20 +69,18 @@ def compare_reports(node: NodeCapacity, pages: Mapping[str, MetricsPage]) -> lis
         page = pages.get(engine.settings.name)
         if page is None:
             continue
-        for quantity, predicted, metric in _list_quantities(engine):
-            reported = page.get(metric)
+        for quantity, predicted in predict(engine).items():
+            reported = page.get(GAUGES[quantity])
             if reported:
                 rows.append(Comparison(engine.settings.name, quantity, predicted, reported))
     return rows
 
 
-def _list_quantities(engine: EngineCapacity) -> list[tuple[str, float, str]]:
-    found = [
-        ("pool tokens", float(engine.tokens), KV_CAPACITY),
-        ("pool GiB", engine.pool_bytes / GIB, KV_GIB),
-    ]
+def predict(engine: EngineCapacity) -> dict[str, float]:
+    """Return the value of every quantity of GAUGES that can be predicted of an engine."""
+    found = {"pool tokens": float(engine.tokens), "pool GiB": engine.pool_bytes / GIB}
     if engine.pools.window_tokens:
-        found.append(("window tokens", float(engine.pools.window_tokens), WINDOW_TOKENS))
+        found["window tokens"] = float(engine.pools.window_tokens)
     if engine.gpu_bytes is not None:
-        found.append(("weights GiB", (engine.weights.gpu + LOADED_BYTES) / GIB, WEIGHTS_GIB))
+        found["weights GiB"] = (engine.weights.gpu + LOADED_BYTES) / GIB
     return found

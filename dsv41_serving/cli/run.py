@@ -48,6 +48,7 @@ def _find_service(made: Plan, role: str) -> Service:
 @click.pass_obj
 def run(context: Context, role: str) -> None:
     """Run one service of the plan (prefill, decode, router) in the foreground, as systemd does."""
+    from dsv41_serving.capacity.prediction import keep_prediction  # noqa: PLC0415
     from dsv41_serving.run.prepare import prepare_start  # noqa: PLC0415
     from dsv41_serving.run.service import report_preparation, run_service  # noqa: PLC0415
     from dsv41_serving.transport.baseline import keep_baseline  # noqa: PLC0415
@@ -55,6 +56,8 @@ def run(context: Context, role: str) -> None:
     made, found = context.plan()
     service = _find_service(made, role)
     prepare_start(made, found, (service,), report_preparation(service, say))
+    if service.is_engine:
+        keep_prediction(context.load().spec, found)
     if service.kind == "prefill":
         keep_baseline(context.load().spec, made, found, arguments=context.arguments(), say=say)
     run_service(made, service, say=say, read_gpus=lambda: context.facts().gpus)
@@ -65,6 +68,7 @@ def run(context: Context, role: str) -> None:
 @click.pass_obj
 def up(context: Context, detach: bool) -> None:  # noqa: FBT001
     """Run the whole plan on this machine; Ctrl-C drains and stops it."""
+    from dsv41_serving.capacity.prediction import keep_prediction  # noqa: PLC0415
     from dsv41_serving.exporter.serve import start_beside  # noqa: PLC0415
     from dsv41_serving.run.prepare import prepare_start  # noqa: PLC0415
     from dsv41_serving.run.up import hold_stack, launch_stack, refuse_second  # noqa: PLC0415
@@ -73,7 +77,9 @@ def up(context: Context, detach: bool) -> None:  # noqa: FBT001
     made, found = context.plan()
     refuse_second(made)
     prepare_start(made, found, made.services, say)
-    keep_baseline(context.load().spec, made, found, arguments=context.arguments(), say=say)
+    spec = context.load().spec
+    keep_prediction(spec, found)
+    keep_baseline(spec, made, found, arguments=context.arguments(), say=say)
     if detach:
         launch_stack(made, out, [sys.executable, "-m", "dsv41_serving", *context.arguments(), "up"])
     else:

@@ -130,12 +130,12 @@ class EnginesSource:
             yield metrics.STEP_SLOPE, [engine.name], law[1]
 
 
-def read_sums(text: str) -> dict[str, float]:
-    """Return the WANTED samples of a page, summed over their labels; a full parse would cost fifty times as much."""
+def read_sums(text: str, wanted: frozenset[str] = WANTED) -> dict[str, float]:
+    """Return the `wanted` samples of a page, summed over their labels; a full parse would cost fifty times as much."""
     sums: dict[str, float] = {}
     for line in text.splitlines():
         name = line[: line.find("{")] if "{" in line else line.partition(" ")[0]
-        if name in WANTED:
+        if name in wanted:
             sums[name] = sums.get(name, 0.0) + float(line.rpartition(" ")[2])
     return sums
 

@@ -128,6 +128,12 @@ KV_OBSERVED = _gauge(
     "KV bytes of one token on one GPU, from the pool the engine allocated.",
     "service",
 )
+CAPACITY_ERROR = _gauge(
+    "dsv41_capacity_error_ratio",
+    "What was predicted at the start against what the engine reports: +0.03 when 3 % more was predicted.",
+    "service",
+    "quantity",
+)
 KV_EXHAUSTION = _gauge(
     "dsv41_kv_exhaustion_seconds",
     "When a pool is full if it goes on filling as over the last minutes; +Inf while it does not fill.",

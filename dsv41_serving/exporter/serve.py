@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import GC_COLLECTOR, PROCESS_COLLECTOR, start_http_server
 
 from dsv41_serving.errors import InputError
+from dsv41_serving.exporter.capacity import CapacitySource
 from dsv41_serving.exporter.engines import EnginesSource
 from dsv41_serving.exporter.gpu import GpuSource
 from dsv41_serving.exporter.handoff import HandoffSource
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 ENGINES_EVERY_S = 10.0
 GPU_EVERY_S = 5.0
+# Pools have one size from start to end.
+CAPACITY_EVERY_S = 60.0
 # A walk over the page tables of hundreds of GiB takes seconds of CPU.
 NUMA_EVERY_S = 300.0
 
@@ -42,6 +45,7 @@ def build_page(plan: Plan, plan_file: Path | None = None) -> Page:
             ContractSource(plan.state_dir),
             HandoffSource(plan.state_dir),
             Background(engines, max(1.0, ENGINES_EVERY_S * monitoring.time_factor)),
+            Background(CapacitySource(plan), CAPACITY_EVERY_S),
             Background(NumaSource(plan), NUMA_EVERY_S),
             Background(GpuSource(), GPU_EVERY_S),
         )

@@ -365,4 +365,4 @@ def test_the_page_asks_every_source(tmp_path: Path) -> None:
     """A source that nobody asks is a row of metrics that never comes; each says what it costs."""
     families = {family.name: family for family in build_page(fake_plan(tmp_path)).collect()}
     asked = {sample.labels["collector"] for sample in families["dsv41_exporter_collect_seconds"].samples}
-    assert asked == {"services", "canary", "contract", "handoff", "engines", "numa", "gpu"}
+    assert asked == {"services", "canary", "contract", "handoff", "engines", "capacity", "numa", "gpu"}
