@@ -68,7 +68,7 @@ def find_write_lanes(log: str) -> tuple[str, ...]:
 def find_lanes(log: str) -> tuple[str, ...]:
     """Return the transports of every configuration UCX printed, in order of appearance, without their devices."""
     found: dict[str, None] = {}
-    for group in re.findall(r"cfg#\d+[^\n]*?((?:\s(?:am|rma|rma_am|tag|amo|amo_am|stream|ka)\([^)]*\))+)", log):
+    for group in re.findall(r"cfg#\d+[^\n]*?((?:\s+(?:am|rma|rma_am|tag|amo|amo_am|stream|ka)\([^)]*\))+)", log):
         for lanes in re.findall(r"\(([^)]*)\)", group):
             for lane in lanes.split():
                 found[lane.partition("/")[0]] = None

@@ -46,6 +46,9 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
 # --- lanes ----------------------------------------------------------------------------------------------------------
 
 CMA = "[1] parser.c UCX INFO x\n[2] ucp_context.c:2190 UCX  INFO    initiator self cfg#1 intra-node am(tcp/lo cma/memory)\n"
+SPREAD = (
+    "[2] ucp_worker.c:1997 UCX  INFO    initiator intra-node cfg#1 rma_am(tcp/lo)  am(tcp/lo cma/memory)  ka(tcp/lo)\n"
+)
 TCP = "[2] ucp_worker.c:1915 UCX  INFO    target: cfg#2 inter-node am(tcp/lo)\n"
 CUDA = "[2] ucp_worker.c UCX  INFO  cfg#3 am(tcp/lo) rma(cuda_ipc/cuda cuda_copy/cuda) stream(tcp/lo)\n"
 RDMA = "[2] ucp_worker.c UCX  INFO  cfg#3 am(rc_mlx5/mlx5_0:1) rma(rc_mlx5/mlx5_0:1 cuda_copy/cuda)\n"
@@ -58,6 +61,7 @@ RDMA = "[2] ucp_worker.c UCX  INFO  cfg#3 am(rc_mlx5/mlx5_0:1) rma(rc_mlx5/mlx5_
         (TCP, ("tcp",), "tcp"),
         (CUDA, ("tcp", "cuda_ipc", "cuda_copy"), "cuda_ipc"),
         (RDMA, ("rc_mlx5", "cuda_copy"), "rdma"),
+        (SPREAD, ("tcp", "cma"), "shm"),
         ("nothing of the kind\n", (), "unknown"),
         (TCP + CMA, ("tcp", "cma"), "shm"),
     ],
