@@ -13,6 +13,9 @@ REASONS: dict[Reason, str] = {
 
 # (board, panel, legend): reason. Only the embedded stack, without GPU and without faults, is this silent.
 SILENT: dict[tuple[str, str, str], Reason] = {
+    ("dsv41-main", "Bandwidth and tensor cores", "{{service}} memory bandwidth"): "gpu",
+    ("dsv41-main", "Bandwidth and tensor cores", "{{service}} tensor cores"): "gpu",
+    ("dsv41-main", "Errors, from NIXL", "{{service}} {{status}}/s"): "fault",
     ("dsv41-node", "GPUs now", "{{gpu}}"): "gpu",
     ("dsv41-node", "Utilisation", "GPU {{gpu}}"): "gpu",
     ("dsv41-node", "GPU memory", "GPU {{gpu}}"): "gpu",
@@ -20,6 +23,9 @@ SILENT: dict[tuple[str, str, str], Reason] = {
     ("dsv41-node", "Temperature", "GPU {{gpu}}"): "gpu",
     ("dsv41-node", "Clocks", "GPU {{gpu}}"): "gpu",
     ("dsv41-node", "NVLink", "GPU {{gpu}} {{direction}}"): "gpu",
+    ("dsv41-node", "PCIe", "GPU {{gpu}} {{direction}}"): "gpu",
+    ("dsv41-node", "Memory bandwidth", "GPU {{gpu}}"): "gpu",
+    ("dsv41-node", "Tensor cores", "GPU {{gpu}}"): "gpu",
     ("dsv41-node", "PCIe replays", "GPU {{gpu}} per second"): "gpu",
     ("dsv41-node", "ECC errors and remapped rows", "GPU {{gpu}}: {{kind}} in 1 h"): "gpu",
     ("dsv41-node", "ECC errors and remapped rows", "GPU {{gpu}}: rows, {{cause}}"): "gpu",

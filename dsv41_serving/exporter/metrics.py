@@ -165,7 +165,11 @@ NUMA_BOUND = _gauge(
 )
 
 # GPUs (NVML); absent where there is no driver.
-GPU_INFO = _gauge("dsv41_gpu_info", "Always 1; which GPU this is.", "gpu", "name", "uuid", "pci")
+GPU_INFO = _gauge(
+    "dsv41_gpu_info",
+    "Always 1; which GPU this is, and the engine that the plan puts on it.",
+    *("gpu", "name", "uuid", "pci", "service"),
+)
 GPU_XID = _counter(
     "dsv41_gpu_xid_errors_total", "Xid errors the driver reported since the exporter started.", "gpu", "xid"
 )
@@ -188,6 +192,13 @@ GPU_SM_CLOCK = _gauge("dsv41_gpu_sm_clock_hertz", "Clock of the multiprocessors.
 GPU_MEMORY_USED = _gauge("dsv41_gpu_memory_used_bytes", "GPU memory in use.", "gpu")
 GPU_MEMORY_TOTAL = _gauge("dsv41_gpu_memory_total_bytes", "GPU memory in all.", "gpu")
 GPU_PCIE_REPLAYS = _counter("dsv41_gpu_pcie_replays_total", "PCIe packets sent again.", "gpu")
+GPU_PCIE_BYTES = _counter("dsv41_gpu_pcie_bytes_total", "Bytes over the PCIe link of the GPU.", "gpu", "direction")
+GPU_BANDWIDTH = _gauge(
+    "dsv41_gpu_memory_bandwidth_ratio", "Share of the GPU's memory bandwidth in use since the last look.", "gpu"
+)
+GPU_TENSOR = _gauge(
+    "dsv41_gpu_tensor_active_ratio", "Share of the time since the last look in which tensor cores worked.", "gpu"
+)
 GPU_NVLINK_BYTES = _counter("dsv41_gpu_nvlink_bytes_total", "Payload over all NVLinks of the GPU.", "gpu", "direction")
 
 # The exporter itself.

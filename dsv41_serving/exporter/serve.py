@@ -10,7 +10,7 @@ from prometheus_client import GC_COLLECTOR, PROCESS_COLLECTOR, start_http_server
 from dsv41_serving.errors import InputError
 from dsv41_serving.exporter.capacity import CapacitySource
 from dsv41_serving.exporter.engines import EnginesSource
-from dsv41_serving.exporter.gpu import GpuSource
+from dsv41_serving.exporter.gpu import GpuSource, services_by_gpu
 from dsv41_serving.exporter.handoff import HandoffSource
 from dsv41_serving.exporter.kv_bytes import planned_bytes
 from dsv41_serving.exporter.numa import NumaSource
@@ -47,7 +47,7 @@ def build_page(plan: Plan, plan_file: Path | None = None) -> Page:
             Background(engines, max(1.0, ENGINES_EVERY_S * monitoring.time_factor)),
             Background(CapacitySource(plan), CAPACITY_EVERY_S),
             Background(NumaSource(plan), NUMA_EVERY_S),
-            Background(GpuSource(), GPU_EVERY_S),
+            Background(GpuSource(services_by_gpu(plan)), GPU_EVERY_S),
         )
     )
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 Kind = Literal["counter", "gauge"]
 
-# Put on every series by the scrape; `service` and `role` on engines and router only.
+# Put on every series by the scrape; `service` and `role` on engines, NIXL and router only.
 _SCRAPED = frozenset({"node", "job", "instance"})
 _SERVICE = frozenset({"service", "role"})
-_SERVICE_PAGES = ("prefill", "decode", "aggregated", "router")
+_SERVICE_PAGES = ("prefill", "decode", "aggregated", "router", "nixl")
 # What Prometheus makes itself.
 _BUILT_IN = {
     "up": _SCRAPED | _SERVICE,

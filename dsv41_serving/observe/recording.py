@@ -19,6 +19,7 @@ import httpx
 
 from dsv41_serving.bench.mixed_load import run_mixed_load
 from dsv41_serving.errors import InputError
+from dsv41_serving.plan.monitoring import NIXL_LABELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,10 +56,11 @@ class Target:
 
 
 def targets_of(plan: Plan, spec: NodeSpec) -> tuple[Target, ...]:
-    """Return every page of a node: engines by kind, the router by name, the project's exporter, node exporter, Prometheus."""
+    """Return every page of a node: engines and NIXL by kind, the router by name, exporters, Prometheus."""
     monitoring = spec.monitoring
     return (
         *(Target(engine.kind, engine.metrics_url) for engine in plan.engines),
+        *(Target(f"nixl-{engine.kind}", engine.nixl_url) for engine in plan.engines if engine.nixl_url),
         Target(f"router-{spec.router.kind}", plan.router.metrics_url),
         Target("exporter", f"http://127.0.0.1:{monitoring.exporter_port}/metrics"),
         Target("node", f"http://127.0.0.1:{monitoring.node_exporter_port}/metrics"),
@@ -105,6 +107,7 @@ async def _record(
             continue
         wanted = _KEPT.get(target.name)
         page = hide_directories(keep_families(response.text, wanted) if wanted else response.text)
+        page = drop_labels(page, NIXL_LABELS["regex"]) if target.name.startswith("nixl") else page
         (directory / f"{target.name}-{when}.prom").write_text(page, encoding="utf-8")
         say(f"{target.name}: {page.count(chr(10))} lines {when}")
 
@@ -122,6 +125,12 @@ def keep_families(page: str, wanted: re.Pattern[str]) -> str:
 def hide_directories(page: str) -> str:
     """Return `page` with the names of rule files alone: where they lay on the machine that was recorded is nobody's business."""
     return re.sub(r'"[^";]*/([^"/;]+\.yml;)', r'"\1', page)
+
+
+def drop_labels(page: str, names: str) -> str:
+    """Return `page` without the labels that match `names`, as a scrape with this `labeldrop` stores it."""
+    without = re.sub(rf'(?<=[{{,])(?:{names})="[^"]*",?', "", page)
+    return without.replace(",}", "}").replace("{}", "")
 
 
 def declared_metrics() -> dict[str, dict[str, Any]]:

@@ -10,10 +10,13 @@ from dsv41_serving.plan.flags import check_args, check_env, flag_args
 from dsv41_serving.plan.model import Placement, Service
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dsv41_serving.spec.model import EngineRole, FlagValue, NodeSpec
 
 # SGLang's own default would be a random free port, which two engines starting together can both be given.
 RENDEZVOUS_PORT_OFFSET = 1
+NIXL_PORT_OFFSET = 2
 # Names of this project's entry points in `sglang.srt.platforms` and `sglang.srt.plugins`.
 PLATFORM = "dsv41_embedded"
 CONTRACT_PLUGIN = "dsv41_contract"
@@ -21,6 +24,8 @@ KERNELS_PLUGIN = "dsv41_kernels"
 SYNTHETIC_PLUGIN = "dsv41_synthetic"
 # For UCX_PROTO_INFO: once for each peer UCX prints what carries remote writes, which are all that the NIXL path sends.
 WRITE_TABLES = "*write by ucp_put*"
+# Where the plug-in puts the rank of a scheduler process for NIXL.
+RANK_VARIABLE = "DSV41_RANK"
 # Below node.state_dir.
 CRASH_DIR = "crash"
 
@@ -38,6 +43,8 @@ def plan_engine(spec: NodeSpec, name: str, placement: Placement, *, python: str,
     ports = {"http": engine.port, "rendezvous": engine.port + RENDEZVOUS_PORT_OFFSET}
     if engine.bootstrap_port is not None:
         ports["bootstrap"] = engine.bootstrap_port
+    if _counts_transfers(spec, engine):
+        ports["nixl"] = engine.port + NIXL_PORT_OFFSET
     flags: dict[str, FlagValue] = {
         "model-path": model_path,
         **_contract_flags(spec),
@@ -63,7 +70,13 @@ def plan_engine(spec: NodeSpec, name: str, placement: Placement, *, python: str,
         name=name,
         kind=engine.role,
         argv=(python, "-m", "sglang.launch_server", *flag_args(flags)),
-        env={**_base_env(spec, placement), **_transfer_env(engine), **spec.engine.env, **engine.env},
+        env={
+            **_base_env(spec, placement),
+            **_transfer_env(engine),
+            **_nixl_env(ports),
+            **spec.engine.env,
+            **engine.env,
+        },
         placement=placement,
         host=engine.host,
         port=engine.port,
@@ -128,6 +141,28 @@ def _synthetic_env(spec: NodeSpec) -> dict[str, str]:
 
 def _transfer_env(engine: EngineRole) -> dict[str, str]:
     return {} if engine.role == "aggregated" else {"UCX_PROTO_INFO": WRITE_TABLES}
+
+
+def _counts_transfers(spec: NodeSpec, engine: EngineRole) -> bool:
+    return spec.monitoring.nixl and spec.engine.transfer_backend == "nixl" and engine.role != "aggregated"
+
+
+def _nixl_env(ports: Mapping[str, int]) -> dict[str, str]:
+    """Make NIXL serve its counters where the plan has a port for it: one page for all ranks of the engine.
+
+    The exporter `prometheus` binds a port in each process and so serves one rank alone. With `prometheus_mp` every rank
+    writes into a directory, which has to be private and as short-lived as the engine, and one of them serves it.
+    """
+    if "nixl" not in ports:
+        return {}
+    return {
+        "NIXL_TELEMETRY_ENABLE": "y",
+        "NIXL_TELEMETRY_EXPORTER": "prometheus_mp",
+        "NIXL_TELEMETRY_MULTIPROC_DIR": "{TMPDIR}/nixl",
+        "NIXL_TELEMETRY_PROMETHEUS_LOCAL": "y",
+        "NIXL_TELEMETRY_PROMETHEUS_PORT": str(ports["nixl"]),
+        "NIXL_TELEMETRY_RANK_ENV": RANK_VARIABLE,
+    }
 
 
 def _sizing_flags(engine: EngineRole) -> dict[str, FlagValue]:

@@ -116,6 +116,17 @@ REFUSED_ENV: dict[str, str] = {
     "DSV41_CONTRACT": "it is the table [contract]; set its keys instead",
     "SGLANG_PLUGINS": "it names the plug-ins of this project; remove it",
     "SGLANG_GRPC_PORT": "the contract is held in the HTTP server and gRPC goes around it; remove it",
+    **dict.fromkeys(
+        (
+            "NIXL_TELEMETRY_ENABLE",
+            "NIXL_TELEMETRY_EXPORTER",
+            "NIXL_TELEMETRY_MULTIPROC_DIR",
+            "NIXL_TELEMETRY_PROMETHEUS_LOCAL",
+            "NIXL_TELEMETRY_PROMETHEUS_PORT",
+            "NIXL_TELEMETRY_RANK_ENV",
+        ),
+        _OWNED.format(key="monitoring.nixl"),
+    ),
     "SGLANG_DEFAULT_THINKING": _SAME_ON_BOTH.format(key="thinking"),
     "SGLANG_MAX_THINK_TOKENS": _SAME_ON_BOTH.format(key="max_thinking_tokens"),
     "SGLANG_DSV41_REASONING_EFFORT": _SAME_ON_BOTH.format(key="reasoning_effort"),

@@ -84,6 +84,11 @@ class Service(_Value):
         return f"{scheme}://{bracket(self.address)}:{self.port}"
 
     @property
+    def nixl_url(self) -> str | None:
+        """Page of NIXL's own counters; None where it serves none."""
+        return f"http://127.0.0.1:{self.ports['nixl']}/metrics" if "nixl" in self.ports else None
+
+    @property
     def is_engine(self) -> bool:
         """Whether this is an SGLang server."""
         return self.kind != "router"

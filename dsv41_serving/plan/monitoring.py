@@ -25,6 +25,8 @@ SGLANG_NAMES = {
     "target_label": "__name__",
     "replacement": "sglang:$1",
 }
+# NIXL names an agent anew at every start and adds the pid: each restart would begin new series. The rank tells them apart.
+NIXL_LABELS = {"regex": "agent_name|hostname|pid", "action": "labeldrop"}
 CONFIG_DIR = "/etc/dsv41"
 PROMETHEUS_DIR = f"{CONFIG_DIR}/prometheus"
 ALERTMANAGER_FILE = f"{CONFIG_DIR}/alertmanager/alertmanager.yml"
@@ -80,7 +82,7 @@ def prometheus_config(monitoring: Monitoring, plan: Plan) -> dict[str, Any]:
         "global": {"scrape_interval": interval, "evaluation_interval": interval},
         "rule_files": ["rules/*.yml"],
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": [_local(monitoring.alertmanager_port)]}]}]},
-        "scrape_configs": [*_service_jobs(plan), *_host_jobs(monitoring, plan.node)],
+        "scrape_configs": [*_service_jobs(plan), *_nixl_jobs(plan), *_host_jobs(monitoring, plan.node)],
     }
 
 
@@ -126,6 +128,24 @@ def _service_jobs(plan: Plan) -> list[dict[str, Any]]:
             "metric_relabel_configs": [SGLANG_NAMES if service.is_engine else _keep_served_models(plan)],
         }
         for service in plan.services
+    ]
+
+
+def _nixl_jobs(plan: Plan) -> list[dict[str, Any]]:
+    return [
+        {
+            "job_name": f"dsv41-nixl-{service.name}",
+            "metrics_path": "/metrics",
+            "static_configs": [
+                {
+                    "targets": [_local(service.ports["nixl"])],
+                    "labels": {"node": plan.node, "service": service.name, "role": service.kind},
+                }
+            ],
+            "metric_relabel_configs": [NIXL_LABELS],
+        }
+        for service in plan.services
+        if service.nixl_url
     ]
 
 

@@ -48,7 +48,7 @@ def find_conflicts(services: Sequence[Service], listeners: Iterable[Listener]) -
 
 
 def _key_of(service: Service, purpose: str) -> str:
-    """Return the key of the node file that decides the port; the rendezvous port follows the HTTP port."""
+    """Return the key of the node file that decides the port; rendezvous and NIXL follow the HTTP port."""
     table = "router" if service.kind == "router" else f"engines.{service.name}"
     return f"{table}.{purpose}_port" if purpose in {"bootstrap", "metrics"} else f"{table}.port"
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Scalar = bool | int | float | str
 FlagValue = Scalar | list[int] | list[str]
 Port = Annotated[int, Field(ge=1024, le=65535)]
-EnginePort = Annotated[int, Field(ge=1024, le=65534)]
+EnginePort = Annotated[int, Field(ge=1024, le=65533)]
 Seconds = Annotated[float, Field(gt=0)]
 Bytes = Annotated[int, Field(ge=0)]
 # Names of engines become names of services, units and files.
@@ -104,7 +104,9 @@ class EngineRole(Table):
         default=False, description="Allow the GPUs of this server to sit on more than one NUMA node."
     )
     host: str = Field("127.0.0.1", description="Address the server binds. Engines stay on loopback.")
-    port: EnginePort = Field(description="HTTP port of the server; the next one joins its ranks.")
+    port: EnginePort = Field(
+        description="HTTP port of the server; the next one joins its ranks, the one after that serves NIXL's own counters."
+    )
     bootstrap_port: Port | None = Field(
         None, description="Prefill only: port where decode servers find it. Decode derives it from its prefill."
     )
@@ -322,6 +324,9 @@ class Monitoring(Table):
     alertmanager_port: Port = Field(9093, description="Alertmanager, on loopback.")
     node_exporter_port: Port = Field(9100, description="node_exporter, on loopback.")
     exporter_port: Port = Field(9641, description="This project's exporter, on loopback.")
+    nixl: bool = Field(
+        default=True, description="Let NIXL count its transfers and serve the counters of all ranks, on loopback."
+    )
     alert_webhook: str = Field(
         "", description="URL Alertmanager posts alerts to; empty: alerts are only shown.", pattern=r"^(https?://.+)?$"
     )

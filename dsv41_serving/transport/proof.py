@@ -19,6 +19,8 @@ STORED = Path("transport") / "proof.json"
 BULK_BYTES = 16 << 20
 # What of an engine's environment decides about the way data takes.
 _DECIDING = ("UCX_", "NIXL_", "PYTORCH_", "CUDA_", "NCCL_", "SGLANG_DISAGGREGATION_NIXL")
+# NIXL's own counters, which do not: their page belongs to the engines, which may be serving it now.
+COUNTERS = "NIXL_TELEMETRY_"
 
 
 class Step(BaseModel):
@@ -135,7 +137,7 @@ def read_proof(state_dir: str) -> Proof | None:
 
 def keep_deciding(env: Mapping[str, str]) -> dict[str, str]:
     """Return what of `env` decides about the way data takes."""
-    return {key: value for key, value in env.items() if key.startswith(_DECIDING)}
+    return {key: value for key, value in env.items() if key.startswith(_DECIDING) and not key.startswith(COUNTERS)}
 
 
 def list_environments(plan: Plan) -> dict[str, dict[str, str]]:

@@ -25,7 +25,16 @@ from dsv41_serving.transport.collective import try_collectives
 from dsv41_serving.transport.jobs import list_jobs, shorten
 from dsv41_serving.transport.judge import judge_pair
 from dsv41_serving.transport.lanes import choose_lane, find_lanes, find_write_lanes
-from dsv41_serving.transport.proof import BULK_BYTES, Pair, Proof, Step, find_peers, keep_deciding, list_environments
+from dsv41_serving.transport.proof import (
+    BULK_BYTES,
+    COUNTERS,
+    Pair,
+    Proof,
+    Step,
+    find_peers,
+    keep_deciding,
+    list_environments,
+)
 from dsv41_serving.transport.side import LAUNCH, ROUNDS, SHORT_ROUNDS, Task, Timing
 
 if TYPE_CHECKING:
@@ -218,7 +227,8 @@ class _Process:
 
 def _inherited() -> dict[str, str]:
     """This process's environment without what would decide for UCX or NIXL behind the plan."""
-    return {key: value for key, value in os.environ.items() if key not in keep_deciding(os.environ)}
+    deciding = keep_deciding(os.environ)
+    return {key: value for key, value in os.environ.items() if key not in deciding and not key.startswith(COUNTERS)}
 
 
 def _choose_user(spec: NodeSpec) -> str | None:

@@ -141,7 +141,7 @@ def test_plan_is_shown_and_printed(dsv41: Callable[..., Result], box: Path) -> N
     options = ("--root", box, "--profile", "h200x8")
     result = dsv41(*options, "plan")
     assert result.code == 0
-    assert "decode decode 4-7 1 48-95,144-191 http 30200, rendezvous 30201" in result.lines
+    assert "decode decode 4-7 1 48-95,144-191 http 30200, rendezvous 30201, nixl 30202" in result.lines
     assert "sglang.launch_server" not in result.out
     commands = dsv41(*options, "plan", "--commands")
     assert f"{sys.executable} -m sglang.launch_server" in commands.out

@@ -5,6 +5,13 @@ from __future__ import annotations
 from dsv41_serving.dashboards.panel import Panel, Query, Row
 from dsv41_serving.dashboards.promql import DECODE, ENGINE, ratio, select, total, total_rate
 
+
+def _of_engine(metric: str) -> str:
+    """Return the mean of a GPU's metric over the GPUs of each engine."""
+    info = select("dsv41_gpu_info", 'service!=""')
+    return f"avg by (service) ({select(metric)} * on (node, gpu) group_left (service) {info})"
+
+
 DECODE_ENGINE = Row(
     title="Decode engine",
     panels=(
@@ -24,7 +31,7 @@ DECODE_ENGINE = Row(
                     right=True,
                 ),
             ),
-            width=8,
+            width=6,
             bounds=(0, None),
         ),
         Panel(
@@ -46,7 +53,7 @@ DECODE_ENGINE = Row(
                 ),
                 Query(select("dsv41_step_law_slope_seconds"), "{{service}} b, per request"),
             ),
-            width=8,
+            width=6,
             alerts=("Dsv41StepLawGrew",),
         ),
         Panel(
@@ -65,9 +72,26 @@ DECODE_ENGINE = Row(
                     "{{service}}",
                 ),
             ),
-            width=8,
+            width=6,
             bounds=(0, 1),
             alerts=("Dsv41GraphMisses",),
+        ),
+        Panel(
+            title="Bandwidth and tensor cores",
+            question="How close are the GPUs to what they can do?",
+            reading=(
+                "Shares that the GPU itself counts (NVML, Hopper and newer). Decode is bound by memory bandwidth, prefill by "
+                "tensor cores: low on both under load means waiting."
+            ),
+            kind="lines",
+            unit="percentunit",
+            queries=(
+                Query(_of_engine("dsv41_gpu_memory_bandwidth_ratio"), "{{service}} memory bandwidth"),
+                Query(_of_engine("dsv41_gpu_tensor_active_ratio"), "{{service}} tensor cores"),
+            ),
+            width=6,
+            bounds=(0, 1),
+            empty="no counters of a GPU",
         ),
         Panel(
             title="Speculation",

@@ -16,6 +16,7 @@ from dsv41_serving.dashboards.promql import (
     total_rate,
 )
 
+NO_NIXL = "no counters of NIXL (monitoring.nixl)"
 _UP = total(select("up", ENGINE), "service")
 _MIB_PER_MS_IN_GB_PER_S = "1.048576"
 
@@ -26,8 +27,9 @@ HAND_OFF = Row(
             title="Hand-off speed",
             question="Does the hand-off run at the speed of the link?",
             reading=(
-                "Per request, seen at prefill. The mean is bytes over time; a small request never reaches the speed of the "
-                "link, which `dsv41 transport prove` measures. The lowest bucket of the quantiles ends at 0.1 GB/s: below it only the mean tells the truth."
+                "Per request, seen at prefill, and per transfer, counted by NIXL itself. Means are bytes over time; a small "
+                "request never reaches the speed of the link, which `dsv41 transport prove` measures. The lowest bucket of the "
+                "quantiles ends at 0.1 GB/s: below it only the means tell the truth."
             ),
             kind="lines",
             unit="GBs",
@@ -41,6 +43,14 @@ HAND_OFF = Row(
                         total_rate("sglang:kv_transfer_latency_ms_sum", PREFILL),
                     ),
                     "mean",
+                ),
+                Query(
+                    ratio(
+                        total_rate("agent_tx_bytes_total", PREFILL),
+                        total_rate("agent_xfer_time_us_sum", PREFILL),
+                    )
+                    + " / 1000",
+                    "one transfer, by NIXL",
                 ),
                 Query(f"max({select('dsv41_handoff_baseline_gb_s')})", "what the link can do"),
             ),
@@ -122,6 +132,54 @@ HAND_OFF = Row(
             says="name",
             empty="nobody measured it: dsv41 transport prove",
             alerts=("Dsv41LaneIsTcp",),
+        ),
+        Panel(
+            title="Bytes by rank, from NIXL",
+            question="Does every rank send its share?",
+            reading=(
+                "NIXL's own count at the engine that writes. With tensor parallelism all ranks send alike: one that lags "
+                "behind has another lane than the others."
+            ),
+            kind="lines",
+            unit="Bps",
+            queries=(
+                Query(
+                    total_rate("agent_tx_bytes_total", by=("service", "local_rank")), "{{service}} rank {{local_rank}}"
+                ),
+            ),
+            width=8,
+            empty=NO_NIXL,
+        ),
+        Panel(
+            title="Time of a transfer, from NIXL",
+            question="How long does one transfer take, and how many are there?",
+            reading="From its start to the moment at which NIXL is asked and finds it done. A request is one transfer or several.",
+            kind="lines",
+            unit="s",
+            queries=(
+                Query(quantile(0.5, "agent_xfer_time_us", PREFILL) + " / 1e6", "p50"),
+                Query(quantile(0.95, "agent_xfer_time_us", PREFILL) + " / 1e6", "p95"),
+                Query(total_rate("agent_tx_requests_num_total", PREFILL), "transfers/s (right)", right=True),
+            ),
+            width=8,
+            empty=NO_NIXL,
+        ),
+        Panel(
+            title="Errors, from NIXL",
+            question="What does NIXL itself report as wrong?",
+            reading="By NIXL's status. Events dropped: its counters are then too low.",
+            kind="lines",
+            unit="short",
+            queries=(
+                Query(total_rate("agent_errors_total", by=("service", "status")) + " > 0", "{{service}} {{status}}/s"),
+                Query(
+                    total_rate("agent_telemetry_events_dropped_total", by=("service",)), "{{service}} events dropped/s"
+                ),
+            ),
+            width=8,
+            steps=(Step(0.1, "red"),),
+            empty=NO_NIXL,
+            alerts=("Dsv41NixlErrors",),
         ),
     ),
 )

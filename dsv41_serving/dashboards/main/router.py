@@ -31,8 +31,8 @@ ROUTER = Row(
         ),
         Panel(
             title="Answers by ending",
-            question="How do answers end: by themselves, at their limit, in a tool call, empty?",
-            reading="Counted by this project's plug-in in the engine. Empty is a 200 that helps nobody.",
+            question="How do answers end: by themselves, at their limit, aborted, empty?",
+            reading="Counted by this project's plug-in in the engine, where a tool call ends by itself like any answer. Empty is a 200 that helps nobody.",
             kind="stack",
             unit="reqps",
             queries=(Query(total_rate("dsv41_answers_total", DECODE, by=("ending",)), "{{ending}}"),),

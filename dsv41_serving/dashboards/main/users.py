@@ -18,10 +18,17 @@ USERS = Row(
         Panel(
             title="Time to first token",
             question="How long does a user look at an empty screen?",
-            reading="Streamed requests only, seen at decode, hand-off included. Long prompts belong into the tail.",
+            reading=(
+                "Streamed requests only, seen at decode, hand-off included. Long prompts belong into the tail. A prompt counts "
+                "as cached when at least half of it was: that curve is what a conversation feels, the other what a first question does."
+            ),
             kind="lines",
             unit="s",
-            queries=_quantiles("sglang:time_to_first_token_seconds", DECODE, STREAMED, of=(0.5, 0.95, 0.99)),
+            queries=(
+                *_quantiles("sglang:time_to_first_token_seconds", DECODE, STREAMED, of=(0.5, 0.95, 0.99)),
+                Query(quantile(0.5, "dsv41_first_token_seconds", DECODE, 'prompt="cached"'), "p50, cached prompt"),
+                Query(quantile(0.5, "dsv41_first_token_seconds", DECODE, 'prompt="uncached"'), "p50, new prompt"),
+            ),
             width=8,
             steps=(Step(2, "yellow"), Step(10, "red")),
             alerts=("Dsv41FirstTokensLate", "Dsv41FirstTokensOftenLate"),

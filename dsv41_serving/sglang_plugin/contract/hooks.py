@@ -135,7 +135,7 @@ def make_hooks(contract: Contract) -> tuple[Patch, ...]:
             signature="(self, state, recv_obj, i)",
             kind="after",
             hook=count_answer,
-            why="nothing says how answers end: empty ones, cut ones and good ones are all 200",
-            effect="the engine's page has dsv41_answers_total by ending",
+            why="nothing says how answers end: empty ones, cut ones and good ones are all 200; nor what a cached prompt saved",
+            effect="the engine's page has dsv41_answers_total by ending and dsv41_first_token_seconds by prompt",
         ),
     )

@@ -34,9 +34,10 @@ def register() -> None:
     with drift.stop_on_drift(PLUGIN):
         drift.check_versions({"sglang": drift.VERSIONS["sglang"]})
         contract = _read_contract()
+        from dsv41_serving.sglang_plugin import ranks  # noqa: PLC0415 - needed here alone
         from dsv41_serving.sglang_plugin.contract import hooks, reasoning, seeds  # noqa: PLC0415 - web framework, torch
 
-        table = (*(hooks.make_hooks(contract) if serves else ()), *reasoning.HOOKS, *seeds.HOOKS)
+        table = (*(hooks.make_hooks(contract) if serves else ()), *reasoning.HOOKS, *seeds.HOOKS, *ranks.HOOKS)
         drift.apply(table)
     logger.info("%s: %d hooks in force for %s", PLUGIN, len(table), contract.served_model_name)
 

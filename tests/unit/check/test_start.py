@@ -106,6 +106,7 @@ def test_free_ports_and_enough_memory_pass(plan: Plan, two_sockets: Facts) -> No
         (30101, "prefill (rendezvous)"),
         (8998, "prefill (bootstrap)"),
         (30201, "decode (rendezvous)"),
+        (30202, "decode (nixl)"),
         (30001, "router (http)"),
         (29000, "router (metrics)"),
     ],

@@ -14,11 +14,13 @@ from dsv41_serving.observe.known_metrics import known_metrics
 from dsv41_serving.observe.recording import (
     _NODE_FAMILIES,
     _declarations,
+    drop_labels,
     hide_directories,
     keep_families,
     record_pages,
     targets_of,
 )
+from dsv41_serving.plan.monitoring import NIXL_LABELS
 from dsv41_serving.spec import load_spec
 from tests.unit.run.fake_plan import fake_plan
 
@@ -40,6 +42,19 @@ def test_directories_of_the_recorded_machine_are_not_kept() -> None:
     assert hide_directories(page) == 'prometheus_x{rule_group="engine.yml;dsv41-engine-alerts"} 0\n'
 
 
+def test_of_nixl_only_labels_are_kept_that_last() -> None:
+    page = (
+        "# TYPE agent_tx_bytes_total counter\n"
+        'agent_tx_bytes_total{hostname="box",agent_name="5f3e",pid="12",agent_instance="0",local_rank="1"} 3\n'
+        'agent_errors_total{agent_instance="0",status="backend",pid="12"} 0\nplain{pid="1"} 2\n'
+    )
+    assert drop_labels(page, NIXL_LABELS["regex"]) == (
+        "# TYPE agent_tx_bytes_total counter\n"
+        'agent_tx_bytes_total{agent_instance="0",local_rank="1"} 3\n'
+        'agent_errors_total{agent_instance="0",status="backend"} 0\nplain 2\n'
+    )
+
+
 def test_no_recorded_page_names_a_directory_of_somebody() -> None:
     pages = Path(__file__).parents[3] / "monitoring" / "metrics"
     assert [page.name for page in pages.glob("*.prom") if re.search(r'"/(home|root|tmp|work)/', page.read_text())] == []
@@ -58,8 +73,12 @@ def test_declarations_are_read_from_source() -> None:
 
 
 def test_every_page_of_a_node_has_a_target(tmp_path: Path) -> None:
-    targets = {target.name: target.url for target in targets_of(fake_plan(tmp_path), SPEC)}
-    assert list(targets) == ["prefill", "decode", "router-smg", "exporter", "node", "prometheus"]
+    plan = fake_plan(tmp_path)
+    decode = plan.service("decode").model_copy(update={"ports": {"http": 1, "nixl": 30202}})
+    plan = plan.model_copy(update={"services": (plan.service("prefill"), decode, plan.router)})
+    targets = {target.name: target.url for target in targets_of(plan, SPEC)}
+    assert list(targets) == ["prefill", "decode", "nixl-decode", "router-smg", "exporter", "node", "prometheus"]
+    assert targets["nixl-decode"] == "http://127.0.0.1:30202/metrics"
     assert targets["exporter"] == "http://127.0.0.1:9641/metrics"
 
 

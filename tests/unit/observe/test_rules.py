@@ -110,7 +110,7 @@ def test_a_section_asks_for_evidence_that_its_rule_is_about(alert: str) -> None:
     """The first thing to look at is what made it fire."""
     section = find_section(alert)
     names = set(
-        re.findall(r"\b(?:sglang:|smg_|dsv41_|dsv41:|node_|prometheus_|up\b)[a-z0-9_:]*", ALERTS[alert]["expr"])
+        re.findall(r"\b(?:sglang:|smg_|agent_|dsv41_|dsv41:|node_|prometheus_|up\b)[a-z0-9_:]*", ALERTS[alert]["expr"])
     )
     families = {re.sub(r"_(bucket|sum|count|total)$", "", name) for name in names}
     asked = " ".join(evidence.argument for evidence in section.evidence)

@@ -487,12 +487,19 @@ def test_the_environment_of_an_engine(two_sockets: Facts) -> None:
         "UCX_CUDA_IPC_CACHE": "n",
         "UCX_NET_DEVICES": "lo",
         "UCX_PROTO_INFO": "*write by ucp_put*",
+        "NIXL_TELEMETRY_ENABLE": "y",
+        "NIXL_TELEMETRY_EXPORTER": "prometheus_mp",
+        "NIXL_TELEMETRY_MULTIPROC_DIR": "{TMPDIR}/nixl",
+        "NIXL_TELEMETRY_PROMETHEUS_LOCAL": "y",
+        "NIXL_TELEMETRY_PROMETHEUS_PORT": "30102",
+        "NIXL_TELEMETRY_RANK_ENV": "DSV41_RANK",
     }
     assert env["decode"] == {
         **env["prefill"],
         "CUDA_VISIBLE_DEVICES": "4,5,6,7",
         "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "120",
         "UCX_TLS": "tcp",
+        "NIXL_TELEMETRY_PROMETHEUS_PORT": "30202",
     }
 
 
@@ -511,12 +518,31 @@ def test_a_service_carries_its_ports_and_limits(two_sockets: Facts) -> None:
     """Everything that binds, everything that waits."""
     plan = make(two_sockets, "h200x8", "pd")
     prefill, decode, router = plan.services
-    assert prefill.ports == {"http": 30100, "rendezvous": 30101, "bootstrap": 8998}
-    assert decode.ports == {"http": 30200, "rendezvous": 30201}
+    assert prefill.ports == {"http": 30100, "rendezvous": 30101, "bootstrap": 8998, "nixl": 30102}
+    assert decode.ports == {"http": 30200, "rendezvous": 30201, "nixl": 30202}
     assert router.ports == {"http": 30001, "metrics": 29000}
     assert (prefill.url, prefill.metrics_url) == ("http://127.0.0.1:30100", "http://127.0.0.1:30100/metrics")
     assert (prefill.start_timeout_s, prefill.drain_timeout_s) == (900.0, 120.0)
     assert router.drain_timeout_s == 30.0
+
+
+def test_nixl_serves_the_counters_of_all_ranks_of_an_engine(two_sockets: Facts) -> None:
+    """One page for each engine, at a port of the plan's."""
+    plan = make(two_sockets, "h200x8", "pd")
+    for engine, port in zip(plan.engines, (30102, 30202), strict=True):
+        assert engine.nixl_url == f"http://127.0.0.1:{port}/metrics"
+        assert engine.env["NIXL_TELEMETRY_PROMETHEUS_PORT"] == str(port)
+
+
+@pytest.mark.parametrize(
+    ("shape", "override"),
+    [("replicas", "node.name=left"), ("pd", "monitoring.nixl=false"), ("pd", "engine.transfer_backend=mooncake")],
+)
+def test_without_a_hand_off_by_nixl_there_is_nothing_to_count(two_sockets: Facts, shape: str, override: str) -> None:
+    plan = make(two_sockets, "h200x8", shape, override)
+    for engine in plan.engines:
+        assert engine.nixl_url is None
+        assert not any(key.startswith("NIXL_TELEMETRY") for key in engine.env)
 
 
 def test_plans_are_equal_and_survive_json(two_sockets: Facts) -> None:

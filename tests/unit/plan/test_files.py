@@ -228,6 +228,8 @@ def test_prometheus_scrapes_every_service(plan: Plan) -> None:
         ("dsv41-engine-prefill", "/metrics", "5s"),
         ("dsv41-engine-decode", "/metrics", "5s"),
         ("dsv41-router-router", "/metrics", "5s"),
+        ("dsv41-nixl-prefill", "/metrics", "5s"),
+        ("dsv41-nixl-decode", "/metrics", "5s"),
     ]
     assert [job["static_configs"] for job in jobs] == [
         [{"targets": [target], "labels": {"node": "left", "service": name, "role": name}}]
@@ -235,6 +237,8 @@ def test_prometheus_scrapes_every_service(plan: Plan) -> None:
             ("127.0.0.1:30100", "prefill"),
             ("127.0.0.1:30200", "decode"),
             ("127.0.0.1:29000", "router"),
+            ("127.0.0.1:30102", "prefill"),
+            ("127.0.0.1:30202", "decode"),
         )
     ]
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from dsv41_serving.plan import Plan
 
 
+NIXL_OWN = ("agent_instance", "agent_name", "hostname", "local_rank", "pid", "status")
+
+
 @pytest.fixture(scope="module")
 def plan(two_sockets: Facts) -> Plan:
     return plan_for(two_sockets, "h200x8", "node.name=left")
@@ -48,6 +51,18 @@ def test_names_that_clients_invent_do_not_become_series(plan: Plan) -> None:
     assert re.fullmatch(rule["regex"], "")
     assert not re.fullmatch(rule["regex"], "no-such-model")
     assert not re.fullmatch(rule["regex"], "deepseek-v4x1-flash")
+
+
+def test_nixl_is_scraped_beside_its_engine_without_what_changes_at_each_start(plan: Plan) -> None:
+    jobs = {job["job_name"]: job for job in prometheus_config(Monitoring(), plan)["scrape_configs"]}
+    assert [name for name in jobs if "nixl" in name] == ["dsv41-nixl-prefill", "dsv41-nixl-decode"]
+    decode = jobs["dsv41-nixl-decode"]
+    assert decode["static_configs"] == [
+        {"targets": ["127.0.0.1:30202"], "labels": {"node": "left", "service": "decode", "role": "decode"}}
+    ]
+    (rule,) = decode["metric_relabel_configs"]
+    assert rule["action"] == "labeldrop"
+    assert {label for label in NIXL_OWN if re.fullmatch(rule["regex"], label)} == {"agent_name", "hostname", "pid"}
 
 
 def test_alerts_go_to_the_webhook_when_there_is_one() -> None:

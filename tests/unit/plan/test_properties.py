@@ -135,14 +135,16 @@ def test_equal_groups_are_refused_only_when_they_do_not_fit(
     ports=st.one_of(st.lists(st.integers(30000, low), min_size=5, max_size=5, unique=True) for low in (30009, 30999))
 )
 def test_a_plan_is_made_exactly_when_all_ports_differ(two_sockets: Facts, ports: list[int]) -> None:
-    """Every engine also binds the port after its own; an error names both who want the port."""
+    """Every engine also binds the two ports after its own; an error names both who want the port."""
     prefill, decode, bootstrap, api, metrics = ports
     wanted = {
         "prefill (http": prefill,
         "prefill (rendezvous": prefill + 1,
+        "prefill (nixl": prefill + 2,
         "prefill (bootstrap": bootstrap,
         "decode (http": decode,
         "decode (rendezvous": decode + 1,
+        "decode (nixl": decode + 2,
         "router (http": api,
         "router (metrics": metrics,
     }

@@ -27,8 +27,8 @@ def test_who_sits_where_is_seen_at_a_glance(two_sockets: Facts) -> None:
     """GPUs, NUMA node, CPUs and ports of each service, start and stop order, memory, files."""
     lines = print_plan(plan_for(two_sockets, "h200x8"))
     assert lines[0] == "node node profile h200x8 shape pd model deepseek-v4.1-flash"
-    assert "prefill prefill 0-3 0 0-47,96-143 http 30100, rendezvous 30101, bootstrap 8998" in lines
-    assert "decode decode 4-7 1 48-95,144-191 http 30200, rendezvous 30201" in lines
+    assert "prefill prefill 0-3 0 0-47,96-143 http 30100, rendezvous 30101, bootstrap 8998, nixl 30102" in lines
+    assert "decode decode 4-7 1 48-95,144-191 http 30200, rendezvous 30201, nixl 30202" in lines
     assert "router router - - any http 30001, metrics 29000" in lines
     assert "start prefill + decode, then router" in lines
     assert "stop router, then prefill, then decode" in lines

@@ -362,7 +362,7 @@ WRONG: dict[str, list[tuple[Callable[[Scene], Scene], str, str]]] = {
         (
             on.host(port_range=(1024, 60999), reserved_ports=(8998, 29000)),
             "warn",
-            "port 30001,30100,30101,30200,30201 may",
+            "port 30001,30100,30101,30102,30200,30201,30202 may",
         ),
     ],
     "network.bootstrap": [
@@ -497,7 +497,7 @@ def test_what_runs_here_holds_its_ports_and_gpus_by_right(node: Scene) -> None:
     """A preflight beside a running stack does not call it a conflict."""
     running = on.traces(running=("prefill",), own_pids=frozenset({4242}))(node)
     running = on.gpu(0, processes=(4242,))(listen(30100, 4242)(running))
-    assert ask(running, "network.ports").seen == "7 ports, held by what runs here"
+    assert ask(running, "network.ports").seen == "9 ports, held by what runs here"
     assert ask(running, "gpu.idle").verdict == "pass"
     assert "gpu.used" in run_checks(running).not_applicable
 

@@ -97,9 +97,9 @@ def complain(path: Path | None, profile: str | None = None, overrides: tuple[str
             id="privileged port",
         ),
         pytest.param(
-            "[engines.decode]\nport = 65535",
-            "key engines.decode.port: value 65535 cannot be used; it should be less than or equal to 65534",
-            id="engine port with no port after it",
+            "[engines.decode]\nport = 65534",
+            "key engines.decode.port: value 65534 cannot be used; it should be less than or equal to 65533",
+            id="engine port without two ports after it",
         ),
         pytest.param(
             "[engines.decode]\nmemory_fraction = 1.0",
