@@ -42,7 +42,7 @@ TARGET_S = 0.2
 GPUS = 8
 SLOWEST = 10
 START_TIMEOUT_S = 300.0
-_NAME = re.compile(r"\b(?:sglang:|smg_|dsv41[_:]|node_|up\b|scrape_)[\w:]*")
+_NAME = re.compile(r"\b(?:sglang:|smg_|dsv41[_:]|node_|agent_|ALERTS\b|up\b|scrape_)[\w:]*")
 _COUNTER = re.compile(r"_(total|count|sum|bucket)$")
 _GPU_LABELS = {"direction": ("rx", "tx"), "kind": ("corrected", "uncorrected"), "cause": ("corrected", "uncorrected")}
 

@@ -26,14 +26,18 @@ _TOOL = {
 }
 
 
-async def run_mixed_load(url: str, model: str, rounds: int, *, headers: dict[str, str] | None = None) -> int:
+async def run_mixed_load(
+    url: str, model: str, rounds: int, *, first: int = 0, headers: dict[str, str] | None = None
+) -> int:
     """Send `rounds` rounds of eight kinds of request to the router at `url`, AT_ONCE at a time; return how many.
+
+    Rounds are numbered from `first`: prompts of a number that was sent before may still be cached.
 
     Answers are not judged, and requests that fail or are refused are part of it. Raises httpx.ConnectError when nobody answers.
     """
     slots = asyncio.Semaphore(AT_ONCE)
     async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, headers=headers or {}) as client:
-        requests = [each for number in range(rounds) for each in _requests(model, number)]
+        requests = [each for number in range(first, first + rounds) for each in _requests(model, number)]
 
         async def send(body: dict[str, Any], cancel_after: int) -> None:
             async with slots:
@@ -57,7 +61,7 @@ def _requests(model: str, number: int) -> Iterable[tuple[dict[str, Any], int]]:
     yield _chat(model, f"Tell me something about the number {number}.", 120), 0
     yield _chat(model, "Count from one to thirty.", 80, stream=True, **_PLAIN), 0
     yield _chat(model, "Write a long story about the sea.", 400, stream=True, **_PLAIN), CANCEL_AFTER_CHUNKS
-    yield _chat(model, f"Which of these numbers is the largest? {words}", 8, **_PLAIN), 0
+    yield _chat(model, f"Which of these numbers is the largest? {words}", 8, stream=True, **_PLAIN), 0
     required = {"type": "function", "function": {"name": "get_weather"}}
     yield _chat(model, "What is the weather in Paris?", 60, tools=[_TOOL], tool_choice=required, **_PLAIN), 0
     yield _chat("no-such-model", "Hello.", 8, **_PLAIN), 0

@@ -226,6 +226,8 @@ def _bound(builder: Any, panel: Panel) -> Any:
 def _stat(panel: Panel) -> stat.Panel:
     return (
         stat.Panel()
+        # Names below one another, numbers side by side.
+        .orientation(VizOrientation.HORIZONTAL if panel.says == "name" else VizOrientation.AUTO)
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
         .graph_mode(BigValueGraphMode.NONE)
         .color_mode(BigValueColorMode.BACKGROUND if panel.kind == "state" else BigValueColorMode.VALUE)
@@ -252,6 +254,8 @@ def _lines(panel: Panel) -> timeseries.Panel:
     )
     if panel.kind == "stack":
         builder = builder.stacking(common.StackingConfig().mode(StackingMode.NORMAL).group("A"))
+    if panel.reach is not None:
+        builder = builder.axis_soft_max(panel.reach)
     if panel.logarithmic:
         scale = common.ScaleDistributionConfig().type(ScaleDistribution.LOG).log(10)
         builder = builder.scale_distribution(scale)

@@ -65,6 +65,8 @@ class Panel:
     words: tuple[Word, ...] = ()
     bounds: tuple[float | None, float | None] = (0, None)
     """Ends of the axis; None leaves one to Grafana."""
+    reach: float | None = None
+    """What the axis shows at least: a flat line at zero must not lie on its threshold."""
     logarithmic: bool = False
     """Whether curves of very different size share the axis; zero has no place on it."""
     decimals: int | None = None

@@ -17,11 +17,18 @@ from dsv41_serving.observe.prometheus import NoPrometheusError
 from dsv41_serving.run.status import duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from rich.console import RenderableType
 
-    from dsv41_serving.observe.prometheus import Prometheus, Sample
+    from dsv41_serving.observe.prometheus import Prometheus
+
+
+ERRORS_MANY = 0.01
+FREE_LITTLE = 0.1
+FULL_SOON_S = 600.0
+SEVERITIES = ("page", "ticket", "info")
+_STYLES = {"page": "bold red", "ticket": "yellow", "info": "dim"}
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,8 @@ class Row:
     name: str
     expression: str
     show: Callable[[float], str]
+    bad: Callable[[float], bool] | None = None
+    """Whether a value is one to look at: it is drawn in red."""
 
 
 def _count(value: float) -> str:
@@ -60,10 +69,10 @@ def _verdict(value: float) -> str:
 
 
 ROWS: tuple[Row, ...] = (
-    Row("canary", "dsv41_canary_passed", _verdict),
+    Row("canary", "dsv41_canary_passed", _verdict, bad=lambda passed: not passed),
     Row("canary, ago", "time() - dsv41_canary_timestamp_seconds", _seconds),
     Row("requests", "dsv41:requests:rate", _rate),
-    Row("errors, 5 min", "dsv41:errors:ratio5m", _share),
+    Row("errors, 5 min", "dsv41:errors:ratio5m", _share, bad=lambda share: share > ERRORS_MANY),
     Row("running", "sum by (service) (sglang:num_running_reqs)", _count),
     Row("waiting", "sum by (service) (sglang:num_queue_reqs)", _count),
     Row("prompt tokens", "dsv41:prompt_tokens:rate", _rate),
@@ -74,9 +83,9 @@ ROWS: tuple[Row, ...] = (
     Row("between tokens, p99", "dsv41:itl_seconds:p99", _seconds),
     Row("decode step", "dsv41_step_seconds", _seconds),
     Row("from the cache", "dsv41:cache_hit:ratio", _share),
-    Row("KV free", 'dsv41:kv_free:ratio{pool="full"}', _share),
-    Row("KV window free", 'dsv41:kv_free:ratio{pool="swa"}', _share),
-    Row("KV full in", 'dsv41_kv_exhaustion_seconds{pool="full"}', _seconds),
+    Row("KV free", 'dsv41:kv_free:ratio{pool="full"}', _share, bad=lambda free: free < FREE_LITTLE),
+    Row("KV window free", 'dsv41:kv_free:ratio{pool="swa"}', _share, bad=lambda free: free < FREE_LITTLE),
+    Row("KV full in", 'dsv41_kv_exhaustion_seconds{pool="full"}', _seconds, bad=lambda left: left < FULL_SOON_S),
     Row("hand-off", "dsv41:handoff_gb_s:mean", _speed),
     Row("hand-off, of measured", "dsv41:handoff_to_baseline:ratio", _share),
 )
@@ -104,19 +113,42 @@ def show_top(prometheus: Prometheus, *, once: bool, every_s: float) -> None:
 
 
 def view(prometheus: Prometheus) -> RenderableType:
-    """Return the numbers as they are now, and what fires. Raises NoPrometheusError."""
-    table = Table(show_edge=False, pad_edge=False, show_header=False)
-    table.add_column("what")
-    table.add_column("value")
-    for row in ROWS:
-        samples = [sample for sample in prometheus.query(row.expression) if not math.isnan(sample.value)]
-        if samples:
-            table.add_row(row.name, ", ".join(_cell(sample, row) for sample in samples))
+    """Return what fires and the numbers as they are now, one column for each service. Raises NoPrometheusError.
+
+    What fires stands on top: whatever a small terminal cuts off, it is not that.
+    """
+    answers = {row: [each for each in prometheus.query(row.expression) if not math.isnan(each.value)] for row in ROWS}
+    services = sorted({each.labels.get("service", "") for found in answers.values() for each in found} - {""})
+    table = Table(show_edge=False, pad_edge=False, box=None, padding=(0, 3, 0, 0))
+    table.add_column("", no_wrap=True)
+    for service in ("", *services):
+        table.add_column(service, justify="right", no_wrap=True, header_style="dim")
+    for row, found in answers.items():
+        by_service = {each.labels.get("service", ""): each.value for each in found}
+        if by_service:
+            table.add_row(row.name, *(_cell(by_service.get(service), row) for service in ("", *services)))
+    return Group(_headline(prometheus), *_fires(prometheus), Text(), table)
+
+
+def _headline(prometheus: Prometheus) -> Text:
+    """Return node, release and time of day: an old screen must not look like a live one."""
+    info = prometheus.query("dsv41_release_info")
+    names = [f"{each.labels.get('node', '')} {each.labels.get('release', '')}" for each in info]
+    return Text("  ".join([*names, time.strftime("%H:%M:%S")]), style="dim", no_wrap=True, overflow="ellipsis")
+
+
+def _fires(prometheus: Prometheus) -> Iterator[Text]:
+    """Yield a line for each alert that fires, pages first."""
     firing = [alert for alert in prometheus.alerts() if alert["state"] == "firing"]
-    lines = [Text(f"{a['labels'].get('severity', '')}  {a['annotations']['summary']}", style="red") for a in firing]
-    return Group(table, Text(), *(lines or [Text("no alert fires", style="green")]))
+    for alert in sorted(firing, key=lambda alert: SEVERITIES.index(alert["labels"].get("severity", SEVERITIES[-1]))):
+        severity, name = alert["labels"].get("severity", ""), alert["labels"]["alertname"].removeprefix("Dsv41")
+        text = f"{severity:<7}{name}: {alert['annotations'].get('summary', '')}"
+        yield Text(text, style=_STYLES.get(severity, ""), no_wrap=True, overflow="ellipsis")
+    told = "dsv41 explain NAME says what to do" if firing else "no alert fires"
+    yield Text(told, style="dim" if firing else "green")
 
 
-def _cell(sample: Sample, row: Row) -> str:
-    service = sample.labels.get("service", "")
-    return f"{service} {row.show(sample.value)}".strip()
+def _cell(value: float | None, row: Row) -> Text:
+    if value is None:
+        return Text()
+    return Text(row.show(value), style="bold red" if row.bad is not None and row.bad(value) else "")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from dsv41_serving.run.record import seconds_since
 
@@ -65,15 +66,20 @@ class Progress:
     def _table(self) -> Table:
         table = Table(show_edge=False, pad_edge=False)
         for column in ("service", "state", "phase", "elapsed", "expected"):
-            table.add_column(column, justify="right" if column in {"elapsed", "expected"} else "left")
+            table.add_column(
+                column, justify="right" if column in {"elapsed", "expected"} else "left", no_wrap=column != "phase"
+            )
         for record in self._records.values():
             style = _STYLE.get(record.state, "cyan")
             phase = f"{record.phase}: {record.detail}" if record.detail else record.phase
+            if record.problem:
+                phase = f"{phase}: {record.problem}"
             moving = record.state in {"starting", "draining"}
             table.add_row(
                 record.name,
-                f"[{style}]{record.state}[/{style}]",
-                "" if phase == record.state else phase,
+                Text(record.state, style=style),
+                # What an engine says may hold square brackets, which are no markup.
+                Text("" if phase == record.state else phase),
                 f"{seconds_since(record.phase_at):.0f} s" if moving else "",
                 f"{record.expected_s:.0f} s" if moving and record.expected_s is not None else "",
             )

@@ -33,6 +33,7 @@ class ObservedStack:
     """More values of the node file, as KEY=VALUE."""
     stack: StackUnderTest = field(init=False)
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _rounds: int = 0
 
     def __post_init__(self) -> None:
         base = PORTS["router.port"] + 400
@@ -119,8 +120,9 @@ class ObservedStack:
         return result
 
     def load(self, rounds: int) -> None:
-        """Put a small mixed load on the router."""
-        asyncio.run(run_mixed_load(self.stack.url, MODEL, rounds))
+        """Put a small mixed load on the router; no call repeats the prompts of another."""
+        first, self._rounds = self._rounds, self._rounds + rounds
+        asyncio.run(run_mixed_load(self.stack.url, MODEL, rounds, first=first))
 
     def down(self) -> None:
         """End what was started here, watchers first."""

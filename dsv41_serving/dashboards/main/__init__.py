@@ -16,6 +16,6 @@ BOARD = Board(
     uid="dsv41-main",
     title="DeepSeek-V4.1: serving",
     description="Is it serving, how full are the KV pools, where does the time of a request go.",
-    rows=(NOW, USERS, ANATOMY, MEMORY, HAND_OFF, CACHE, DECODE_ENGINE, ROUTER),
+    rows=(NOW, ANATOMY, USERS, MEMORY, HAND_OFF, CACHE, DECODE_ENGINE, ROUTER),
     annotations=ANNOTATIONS,
 )

@@ -55,6 +55,7 @@ CACHE = Row(
             kind="lines",
             unit="short",
             queries=(Query(total(select("sglang:num_unique_running_routing_keys", DECODE)), "running keys"),),
+            reach=1,
             width=6,
         ),
     ),

@@ -104,6 +104,7 @@ DECODE_ENGINE = Row(
                 Query(total(select("sglang:spec_accept_rate", DECODE), "service"), "{{service}} accepted share"),
                 Query(total(select("sglang:spec_cap_length", DECODE), "service"), "{{service}} cap"),
             ),
+            reach=1,
             width=8,
             alerts=("Dsv41AcceptanceDropped",),
         ),

@@ -91,6 +91,7 @@ HAND_OFF = Row(
                 Query(total(select("sglang:num_decode_prealloc_queue_reqs", DECODE)), "decode: waits for memory"),
                 Query(total(select("sglang:num_decode_transfer_queue_reqs", DECODE)), "decode: receives"),
             ),
+            reach=1,
             width=8,
             alerts=("Dsv41HandoffStuck",),
         ),
@@ -116,6 +117,7 @@ HAND_OFF = Row(
                     total(select("sglang:num_decode_deferred_kv_release_reqs", DECODE)), "decode: releases outstanding"
                 ),
             ),
+            reach=1,
             width=8,
             steps=(Step(0.1, "red"),),
             alerts=("Dsv41HandoffFailing",),
@@ -176,6 +178,7 @@ HAND_OFF = Row(
                     total_rate("agent_telemetry_events_dropped_total", by=("service",)), "{{service}} events dropped/s"
                 ),
             ),
+            reach=1,
             width=8,
             steps=(Step(0.1, "red"),),
             empty=NO_NIXL,

@@ -102,6 +102,7 @@ MEMORY = Row(
                     "{{service}} evicted tokens/s",
                 ),
             ),
+            reach=1,
             width=12,
             alerts=("Dsv41Retractions",),
         ),

@@ -11,6 +11,12 @@ PASSED = (Word(1, "passes", "green"), Word(0, "FAILS", "red"))
 GOOD_AT_1 = (Step(1, "green"),)
 
 
+_TOLD = 'severity!="info"'
+# By name, so that two services with one trouble are one line; when nothing fires, a series that says so.
+_FIRING = f"max by (alertname) ({select('ALERTS', equals('alertstate', 'firing'), _TOLD)})"
+_NOTHING = f'label_replace(0 * max({select("up")}), "alertname", "nothing fires", "", "")'
+
+
 def _ready(title: str, role: str, alerts: tuple[str, ...]) -> Panel:
     return Panel(
         title=title,
@@ -18,7 +24,7 @@ def _ready(title: str, role: str, alerts: tuple[str, ...]) -> Panel:
         kind="state",
         unit="short",
         queries=(Query(f"min({select('dsv41_service_ready', role)})", title),),
-        width=3,
+        width=2,
         height=3,
         base="red",
         steps=GOOD_AT_1,
@@ -58,7 +64,8 @@ NOW = Row(
             kind="bars",
             unit="percentunit",
             queries=(Query(f"sort_desc(1 - {select('dsv41:kv_free:ratio')})", "{{service}}, {{pool}} pool"),),
-            width=9,
+            width=8,
+            decimals=1,
             bounds=(0, 1),
             steps=(Step(0.8, "yellow"), Step(0.95, "red")),
             alerts=("Dsv41KvPoolFull", "Dsv41WindowPoolFull"),
@@ -90,15 +97,15 @@ NOW = Row(
             alerts=("Dsv41QueueStuck",),
         ),
         Panel(
-            title="Last canary",
-            question="How long ago did the canary hold its conversation?",
-            reading="An old answer is no answer: judge the tiles below by this age.",
+            title="Alerts",
+            question="What is wrong, and what is to be done?",
+            reading="`dsv41 explain NAME` gathers what the runbook asks for.",
             kind="stat",
-            unit="s",
-            queries=(Query(f"time() - max({select('dsv41_canary_timestamp_seconds')})", "age"),),
-            width=3,
-            steps=(Step(600, "yellow"), Step(1800, "red")),
-            alerts=("Dsv41CanaryStale",),
+            unit="string",
+            queries=(Query(f"{_FIRING} or on () {_NOTHING}", "{{alertname}}"),),
+            width=5,
+            says="name",
+            steps=(Step(1, "red"),),
         ),
         Panel(
             title="Error budget left",
@@ -109,11 +116,23 @@ NOW = Row(
             queries=(
                 Query(f"clamp_min(min(1 - avg_over_time({select('dsv41:error_burn:rate5m')}[24h])), -1)", "left"),
             ),
-            width=4,
+            width=3,
             decimals=1,
             base="red",
             steps=(Step(0, "orange"), Step(0.25, "yellow"), Step(0.5, "green")),
             alerts=("Dsv41Errors", "Dsv41ErrorsLinger"),
+        ),
+        Panel(
+            title="Last canary",
+            question="How long ago did the canary hold its conversation?",
+            reading="An old answer is no answer: judge the tiles below by this age.",
+            kind="stat",
+            unit="s",
+            queries=(Query(f"time() - max({select('dsv41_canary_timestamp_seconds')})", "age"),),
+            width=3,
+            height=3,
+            steps=(Step(600, "yellow"), Step(1800, "red")),
+            alerts=("Dsv41CanaryStale",),
         ),
         _canary_step("Answer", "answer", "Did a real conversation through the router get the right answer?"),
         _canary_step("Thinking", "thinking", "Does the model think before it answers, as the contract says?"),
@@ -129,19 +148,19 @@ NOW = Row(
             kind="stat",
             unit="string",
             queries=(Query(select("dsv41_release_info"), "{{release}}"),),
-            width=3,
+            width=4,
             height=3,
             base="text",
             says="name",
             alerts=("Dsv41ReleaseDrift",),
         ),
         Panel(
-            title="Contract drift",
+            title="Drift",
             question="How many served facts differ from the accepted ones?",
             kind="stat",
             unit="short",
             queries=(Query(f"sum({select('dsv41_contract_drifted_items')})", "items"),),
-            width=3,
+            width=2,
             height=3,
             steps=(Step(1, "red"),),
             alerts=("Dsv41ContractDrift",),

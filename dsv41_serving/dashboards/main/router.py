@@ -58,6 +58,7 @@ ROUTER = Row(
                 Query(or_zero(total_rate("smg_worker_retries_total"), like=_UP), "retries/s"),
                 Query(or_zero(total_rate("smg_worker_retries_exhausted_total"), like=_UP), "given up/s"),
             ),
+            reach=2,
             width=8,
             steps=(Step(1, "red"),),
         ),
@@ -75,6 +76,7 @@ ROUTER = Row(
                     "{{service}}",
                 ),
             ),
+            reach=1,
             width=8,
         ),
         Panel(

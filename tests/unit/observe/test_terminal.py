@@ -136,29 +136,57 @@ def test_every_service_whose_log_is_asked_for_exists() -> None:
     assert logs <= {"prefill", "decode", "router"}
 
 
-def test_top_shows_numbers_in_their_units_and_what_fires() -> None:
-    server = prometheus(
-        {
-            "dsv41_canary_passed": [({}, 1)],
-            "dsv41:ttft_seconds:p50": [({}, 0.25)],
-            "dsv41:ttft_seconds:p99": [({}, float("nan"))],
-            'dsv41:kv_free:ratio{pool="full"}': [({"service": "decode"}, 0.5), ({"service": "prefill"}, 1)],
-            'dsv41_kv_exhaustion_seconds{pool="full"}': [({"service": "decode"}, float("inf"))],
-            "dsv41:handoff_gb_s:mean": [({}, 45.678)],
-        },
-        [ALERT, {**ALERT, "state": "pending"}],
-    )
-    console = Console(file=io.StringIO(), width=100)
+TOP = {
+    "dsv41_release_info": [({"node": "left", "release": "0.1.0-abc"}, 1)],
+    "dsv41_canary_passed": [({}, 0)],
+    "dsv41:ttft_seconds:p50": [({}, 0.25)],
+    "dsv41:ttft_seconds:p99": [({}, float("nan"))],
+    'dsv41:kv_free:ratio{pool="full"}': [({"service": "decode"}, 0.05), ({"service": "prefill"}, 1)],
+    'dsv41_kv_exhaustion_seconds{pool="full"}': [({"service": "decode"}, float("inf"))],
+    "dsv41:handoff_gb_s:mean": [({}, 45.678)],
+}
+TICKET = {**ALERT, "labels": {"alertname": "Dsv41KvPoolFull", "severity": "ticket"}, "annotations": {"summary": "full"}}
+
+
+def draw(server: Prometheus, width: int) -> Console:
+    """Return a terminal of `width` columns on which the numbers stand."""
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, record=True)
     console.print(view(server))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    rows = [" ".join(line.replace("│", " ").split()) for line in text.splitlines()]
-    assert "canary passed" in rows
-    assert "first token, p50 250 ms" in rows
-    assert "KV free decode 50.0%, prefill 100.0%" in rows
-    assert "KV full in decode never" in rows
-    assert "hand-off 45.7 GB/s" in rows
-    assert not any(row.startswith("first token, p99") for row in rows)
-    assert text.count("the canary's conversation fails") == 1
+    return console
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_top_shows_what_fires_and_numbers_in_their_units_by_service(width: int) -> None:
+    server = prometheus(TOP, [TICKET, ALERT, {**ALERT, "state": "pending"}])
+    lines = draw(server, width).export_text().splitlines()
+    assert max(map(len, lines)) <= width
+    rows = [" ".join(line.split()) for line in lines]
+    assert rows[0].startswith("left 0.1.0-abc ")
+    assert rows[1:4] == [
+        "page CanaryFailing: the canary's conversation fails on n",
+        "ticket KvPoolFull: full",
+        "dsv41 explain NAME says what to do",
+    ]
+    assert rows[5:] == [
+        "decode prefill",
+        "canary FAILED",
+        "first token, p50 250 ms",
+        "KV free 5.0% 100.0%",
+        "KV full in never",
+        "hand-off 45.7 GB/s",
+    ]
+
+
+def test_top_draws_what_is_bad_in_red() -> None:
+    red = [part.text.strip() for part in draw(prometheus(TOP), 80)._record_buffer if part.style and part.style.bold]
+    assert [text for text in red if text not in {"", "decode", "prefill"}] == ["FAILED", "5.0%"]
+
+
+def test_a_long_alert_does_not_push_the_numbers_off_a_small_terminal() -> None:
+    alerts = [{**ALERT, "annotations": {"summary": "word " * 60}}]
+    lines = draw(prometheus(TOP, alerts), 80).export_text().splitlines()
+    assert len(lines) == 10
+    assert lines[1].endswith("…")
 
 
 def test_top_without_prometheus_says_what_to_do() -> None:

@@ -28,8 +28,10 @@ function shown(panel: any): any[] {
 function Numbers(panel: any) {
   const values = shown(panel);
   const { options } = panel;
-  return <div style={{ display: 'flex', gap: 4 }}>{values.map((value, index) => (
-    <ui.BigValue key={index} value={value.display} theme={theme} width={panel.width / values.length - 4} height={panel.height}
+  const stacked = options.orientation === 'horizontal';
+  const [wide, high] = stacked ? [1, values.length] : [values.length, 1];
+  return <div style={{ display: 'flex', flexDirection: stacked ? 'column' : 'row', gap: 4 }}>{values.map((value, index) => (
+    <ui.BigValue key={index} value={value.display} theme={theme} width={panel.width / wide - 4} height={panel.height / high - (high > 1 ? 4 : 0)}
       colorMode={options.colorMode} graphMode={options.graphMode} textMode={options.textMode} justifyMode="center" />))}</div>;
 }
 
