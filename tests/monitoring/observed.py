@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from typing import Any
 import httpx
 
 from dsv41_serving.bench.mixed_load import run_mixed_load
+from dsv41_serving.dashboards import BOARDS
+from dsv41_serving.dashboards.probe import fill_in, queries
 from dsv41_serving.facts import find_listener
 from tests.engine.stack import MODEL, PORTS, StackUnderTest, wait_until
 
@@ -118,6 +121,18 @@ class ObservedStack:
         assert body["status"] == "success", f"{expr}: {body}"
         result: list[dict[str, Any]] = body["data"]["result"]
         return result
+
+    def panel(self, title: str) -> dict[str, float]:
+        """Return the highest value of the last minute of each curve of a panel of the main board."""
+        found: dict[str, float] = {}
+        for _, panel, query in queries(BOARDS[:1]):
+            if panel.title == title:
+                expr = fill_in(query.expr, step_s=SCRAPE_S, scrape_s=SCRAPE_S, range_s=300)
+                for row in self.ask(f"max_over_time(({expr})[1m:{SCRAPE_S}s])"):
+                    curve = re.sub(r"{{(\w+)}}", lambda label, row=row: str(row["metric"].get(label[1])), query.legend)
+                    found[curve] = float(row["value"][1])
+        assert found, f"panel '{title}' says nothing"
+        return found
 
     def load(self, rounds: int) -> None:
         """Put a small mixed load on the router; no call repeats the prompts of another."""

@@ -112,6 +112,7 @@ def test_a_node_that_nobody_talks_to_pages_until_the_canary_does(drill: Observed
     webhook.wait_for("Dsv41CanaryStale", "resolved")
     endings = {row["metric"]["ending"] for row in drill.ask("sum by (ending) (dsv41_answers_total)")}
     assert {"stop", "length"} <= endings
+    assert drill.panel("Answer") == {"Answer": 1}
     pages = {each["labels"]["alertname"] for each in webhook.alerts if each["labels"]["severity"] == "page"}
     assert pages == {"Dsv41CanaryStale"}
 
@@ -139,10 +140,15 @@ def test_a_slow_hand_off_pages(drill: ObservedStack, webhook: Webhook) -> None:
         sending = [clients.submit(_send_until, stop, drill.stack.url, seed) for seed in (1, 2)]
         try:
             alert = webhook.wait_for("Dsv41HandoffSlow")
+            speed = drill.panel("Hand-off speed")
+            assert "Dsv41HandoffSlow" in drill.panel("Alerts")
         finally:
             stop.set()
     for each in sending:
         each.result()
+    assert speed["what the link can do"] == 1000
+    assert 0 < speed["mean"] < 200
+    assert 0 < speed["one transfer, by NIXL"] < 200
     assert alert["labels"]["severity"] == "page"
     assert alert["annotations"]["runbook"] == "monitoring/runbook.md#dsv41handoffslow"
     told = drill.stack.run("explain", "HandoffSlow").stdout
@@ -159,6 +165,7 @@ def test_a_drift_of_the_model_name_is_a_ticket(drill: ObservedStack, webhook: We
     alert = webhook.wait_for("Dsv41ContractDrift")
     assert alert["labels"]["item"] == "model router"
     assert alert["labels"]["severity"] == "ticket"
+    assert drill.panel("Drift") == {"items": 1}
     told = drill.stack.run("explain", "ContractDrift").stdout
     assert "DRIFT" in told
     assert "old-name" in told
@@ -173,6 +180,7 @@ def test_long_prompts_that_fill_the_pool_are_a_ticket(drill: ObservedStack, webh
         alert = webhook.wait_for("Dsv41KvPoolFull")
         assert alert["labels"]["service"] == "decode"
         assert alert["labels"]["pool"] == "full"
+        assert drill.panel("KV fullness")["decode, full pool"] > 0.8
         assert reply.result().is_success, reply.result().text
     webhook.wait_for("Dsv41KvPoolFull", "resolved")
 
@@ -183,6 +191,7 @@ def test_a_killed_decode_and_the_canary_that_meets_it(drill: ObservedStack, webh
     assert drill.stack.run("canary").returncode == 1
     alert = webhook.wait_for("Dsv41ServiceDown")
     assert alert["labels"]["service"] == "decode"
+    assert "Dsv41ServiceDown" in drill.panel("Alerts")
     assert webhook.wait_for("Dsv41CanaryFailing")["labels"]["severity"] == "page"
     assert "FAIL" in drill.stack.run("explain", "CanaryFailing").stdout
     wait_until(lambda: drill.stack.stack_state() == "ready", 240.0, "the pair is back")

@@ -73,3 +73,16 @@ def test_a_terminal_shows_a_table_that_ends_with_the_last_state(make_record: Mak
     rows = [" ".join(line.replace("│", " ").split()) for line in last.splitlines()]
     assert "prefill ready" in rows
     assert any(re.fullmatch(r"decode starting loading weights \d+ s 12 s", row) for row in rows)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_terminal_shows_what_an_engine_says_as_it_says_it(make_record: Make, width: int) -> None:
+    """Square brackets are no markup, and a failed start keeps its reason; both fit a terminal of 80 columns."""
+    stream = io.StringIO()
+    with Progress(Console(file=stream, width=width, force_terminal=True, color_system=None)) as progress:
+        progress.show(make_record(state="starting", phase="loading weights", detail="[1/2] experts"))
+        progress.show(make_record(name="decode", state="failed", phase="gate", problem="port 30200 belongs to pid 7"))
+    last = stream.getvalue().rsplit("service", 1)[1]
+    assert "loading weights: [1/2] experts" in last
+    assert "gate: port 30200 belongs to pid 7" in last
+    assert max(map(len, last.splitlines())) <= width
