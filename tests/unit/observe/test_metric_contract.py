@@ -132,7 +132,7 @@ def test_every_exception_is_still_one(contract: Contract) -> None:
         ("rate(sglang:kv_used_tokens[5m])", "rate(sglang:kv_used_tokens): it is a gauge"),
         ("deriv(sglang:prompt_tokens_total[5m])", "deriv(sglang:prompt_tokens_total): it is a counter"),
         ("sum by (gpu) (sglang:kv_used_tokens)", "by (gpu): no such label"),
-        ("dsv41_gpu_info * on (service) dsv41_service_ready", "on (service): no such label on the left"),
+        ("dsv41_gpu_throttled * on (service) dsv41_service_ready", "on (service): no such label on the left"),
         (
             "histogram_quantile(0.5, sum by (node) (rate(sglang:kv_transfer_speed_gb_s_bucket[5m])))",
             "histogram_quantile without le",
