@@ -59,7 +59,7 @@ def choose_target(plan: Plan, access: Access, floor_ms: Callable[[Scenario], flo
         url=access.origin,
         model=plan.served_model_name,
         tokenizer=plan.model.path,
-        engines=tuple(engine.url for engine in plan.engines),
+        engines=tuple(worker.url for worker in plan.workers),
         access=access,
     )
 

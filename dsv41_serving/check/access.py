@@ -1,4 +1,4 @@
-"""How this node's own programs call its router: with its key, and trusting exactly its certificate."""
+"""How this node's own programs call its router and engines: with its key, and trusting exactly its certificate."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from dsv41_serving.plan.model import Plan
+    from dsv41_serving.plan.model import Plan, Service
 
 
 @dataclass(frozen=True)
 class Access:
-    """The right to call the server at `origin`. Nothing of it is sent anywhere else."""
+    """The right to call the server at `origin`. Nothing of it is sent anywhere else, but to `workers`."""
 
     origin: str
     key: str = ""
     certificate: str = ""
     """File with the certificate that the server must present; empty: what the system trusts."""
+    workers: tuple[str, ...] = ()
+    """Origins of engines that ask for the same key: those off loopback."""
 
 
 def find_access(plan: Plan | None, url: str | None = None, key_file: Path | None = None) -> Access:
@@ -41,11 +43,18 @@ def find_access(plan: Plan | None, url: str | None = None, key_file: Path | None
     file = router.credentials.get(API_KEY)
     if key_file is None and file is not None:
         key_file = find_credential(API_KEY, file)
-    return Access(router.url, read_key(key_file) if key_file else "", router.tls_cert_file)
+    workers = tuple(worker.url for worker in plan.workers if API_KEY in worker.credentials) if plan is not None else ()
+    return Access(router.url, read_key(key_file) if key_file else "", router.tls_cert_file, workers)
+
+
+def find_engine_access(engine: Service) -> Access:
+    """Return the access to `engine` alone, for its own supervisor. Raises InputError when its key cannot be read."""
+    file = engine.credentials.get(API_KEY)
+    return Access(engine.url, read_key(find_credential(API_KEY, file)) if file else "")
 
 
 def open_client(access: Access, timeout_s: float, *, max_connections: int = 100) -> httpx.AsyncClient:
-    """Return a client that shows the key of `access` to its server alone. Raises InputError for an unusable certificate."""
+    """Return a client that shows the key of `access` to its servers alone. Raises InputError for an unusable certificate."""
     return httpx.AsyncClient(
         timeout=timeout_s,
         auth=_Key(access) if access.key else None,
@@ -56,14 +65,17 @@ def open_client(access: Access, timeout_s: float, *, max_connections: int = 100)
 
 class _Key(httpx.Auth):
     def __init__(self, access: Access) -> None:
-        self._origin = httpx.URL(access.origin)
+        self._origins = {_origin(httpx.URL(url)) for url in (access.origin, *access.workers)}
         self._value = f"Bearer {access.key}"
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        there = request.url
-        if (there.scheme, there.host, there.port) == (self._origin.scheme, self._origin.host, self._origin.port):
+        if _origin(request.url) in self._origins:
             request.headers["authorization"] = self._value
         yield request
+
+
+def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
 
 
 def _trust(certificate: str) -> ssl.SSLContext:

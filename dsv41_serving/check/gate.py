@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from dsv41_serving.check.access import find_access, open_client
+from dsv41_serving.check.access import find_access, find_engine_access, open_client
 from dsv41_serving.check.contract import check_contract
 from dsv41_serving.check.conversation import PROMPT, converse
 from dsv41_serving.check.handoff import check_lane
@@ -42,9 +42,12 @@ TIMEOUT_S = 60.0
 async def check_engine(
     plan: Plan, service: Service, pid: int, start_ticks: int, gpus: Sequence[Gpu] = ()
 ) -> list[Finding]:
-    """Run the gate of one engine, whose main process is `pid`, started at `start_ticks`. Stops at the first failure."""
+    """Run the gate of one engine, whose main process is `pid`, started at `start_ticks`. Stops at the first failure.
+
+    Raises InputError when the engine asks for a key that cannot be read.
+    """
     findings = [check_identity(service, pid, start_ticks)]
-    async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+    async with open_client(find_engine_access(service), TIMEOUT_S) as client:
         for probe in (_model, _contract, _forward):
             if findings[-1].passed:
                 findings.append(await _guard(service, probe.__name__.lstrip("_"), probe(client, plan, service)))
@@ -71,9 +74,9 @@ async def check_router(plan: Plan, service: Service, pid: int, start_ticks: int)
             if not findings[-1].passed:
                 return findings
         try:
-            before = {engine.name: await scrape(client, engine.metrics_url) for engine in plan.engines}
+            before = {engine.name: await scrape(client, engine.metrics_url) for engine in plan.workers}
             answer = await converse(client, service.url, plan.served_model_name)
-            after = {engine.name: await scrape(client, engine.metrics_url) for engine in plan.engines}
+            after = {engine.name: await scrape(client, engine.metrics_url) for engine in plan.workers}
         except (httpx.HTTPError, ValueError) as error:
             findings.append(
                 _failed(service, "conversation", f"{type(error).__name__}: {error}", "read the logs of the services")
@@ -99,7 +102,7 @@ def compare_counters(plan: Plan, before: dict[str, MetricsPage], after: dict[str
     }
     wanted["aggregated"] = ((GENERATED_TOKENS, "tokens"),)
     for kind, counters in wanted.items():
-        engines = [engine.name for engine in plan.engines if engine.kind == kind]
+        engines = [engine.name for engine in plan.workers if engine.kind == kind]
         if not engines:
             continue
         for counter, unit in counters:
@@ -115,7 +118,7 @@ def compare_counters(plan: Plan, before: dict[str, MetricsPage], after: dict[str
                 )
             )
     failures = sum(
-        after[e.name].total(TRANSFER_FAILURES) - before[e.name].total(TRANSFER_FAILURES) for e in plan.engines
+        after[e.name].total(TRANSFER_FAILURES) - before[e.name].total(TRANSFER_FAILURES) for e in plan.workers
     )
     if failures:
         findings.append(_failed(plan.router, "hand-off", f"{failures:.0f} transfers failed", "read the prefill log"))
@@ -151,7 +154,7 @@ async def _model(client: httpx.AsyncClient, plan: Plan, service: Service) -> Fin
 
 async def _contract(client: httpx.AsyncClient, plan: Plan, service: Service) -> Finding:
     """An engine is compared with the plan, all of them with each other once the router is there."""
-    return await check_contract(client, plan, service, (service,) if service.is_engine else plan.engines)
+    return await check_contract(client, plan, service, (service,) if service.is_engine else plan.workers)
 
 
 async def _forward(client: httpx.AsyncClient, _plan: Plan, service: Service) -> Finding:

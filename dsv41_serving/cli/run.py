@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def _drain(made: Plan, timeout_s: float | None) -> Drained:
     from dsv41_serving.run.drain import drain_node  # noqa: PLC0415
 
-    bound = max(engine.drain_timeout_s for engine in made.engines) if timeout_s is None else timeout_s
+    bound = max(worker.drain_timeout_s for worker in made.workers) if timeout_s is None else timeout_s
     said: list[str] = []
 
     def show(text: str) -> None:
@@ -34,13 +34,25 @@ def _drain(made: Plan, timeout_s: float | None) -> Drained:
 
 
 def _find_service(made: Plan, role: str) -> Service:
+    """Return the service `role` of this host."""
+    names = ", ".join(service.name for service in made.services)
     try:
-        return made.service(role)
+        service = made.service(role)
     except KeyError:
-        names = ", ".join(service.name for service in made.services)
         raise InputError(
             f"this plan has no service '{role}'", where=f"shape {made.shape}", remedy=f"use one of: {names}"
         ) from None
+    if service not in made.services:
+        raise InputError(f"'{role}' runs on {service.node}", where="key hosts", remedy=f"here is {names}")
+    return service
+
+
+def _refuse_without_router(made: Plan, verb: str) -> None:
+    """Raise InputError on a host that has no door to close."""
+    if not made.has_router:
+        raise InputError(
+            f"the router runs on {made.router.node}", where="key hosts", remedy=f"run `dsv41 {verb}` there"
+        )
 
 
 @click.command()
@@ -75,6 +87,12 @@ def up(context: Context, detach: bool) -> None:  # noqa: FBT001
     from dsv41_serving.transport.baseline import keep_baseline  # noqa: PLC0415
 
     made, found = context.plan()
+    if made.elsewhere:
+        raise InputError(
+            f"{made.elsewhere[0].name} runs on {made.elsewhere[0].node}, `dsv41 up` runs a whole plan",
+            where="key hosts",
+            remedy="deploy it with ansible/, or start each service with `dsv41 run ROLE`",
+        )
     refuse_second(made)
     prepare_start(made, found, made.services, say)
     spec = context.load().spec
@@ -132,6 +150,7 @@ def drain(context: Context, timeout_s: float | None, undo: bool, as_json: bool) 
     from dsv41_serving.run.door import open_door  # noqa: PLC0415
 
     made, _ = context.plan()
+    _refuse_without_router(made, "drain")
     if undo:
         asyncio.run(open_door(made))
         click.echo("open: requests are served")
@@ -159,6 +178,14 @@ def restart(context: Context, pair: bool, timeout_s: float | None) -> None:  # n
     from dsv41_serving.run.restart import restart_services  # noqa: PLC0415
 
     made, _ = context.plan()
+    _refuse_without_router(made, "restart")
+    far = [worker for worker in made.workers if worker in made.elsewhere]
+    if pair and far:
+        raise InputError(
+            f"{far[0].name} runs on {far[0].node} and is not restarted from here",
+            where="key hosts",
+            remedy=f"`dsv41 drain` here, `systemctl restart dsv41-{far[0].name}` there, `dsv41 drain --undo` here",
+        )
     _drain(made, timeout_s)
     with Progress(out) as progress:
         restart_services(made, progress.show, pair=pair)

@@ -140,12 +140,13 @@ def of_plan(plan: Plan, client: httpx.AsyncClient, url: str | None = None) -> De
     None when `url` is no server of the plan.
     """
     servers = {
-        service.url: Server(service.name, service.kind, service.url, service.metrics_url) for service in plan.services
+        service.url: Server(service.name, service.kind, service.url, service.metrics_url)
+        for service in (*plan.services, *plan.elsewhere)
     }
     front = servers.get((url or plan.router.url).rstrip("/"))
     if front is None:
         return None
-    engines = tuple(servers[service.url] for service in plan.engines)
+    engines = tuple(servers[service.url] for service in plan.workers)
     return Deployment(client, plan.contract, front, engines if front.kind == "router" else (front,), own=True)
 
 

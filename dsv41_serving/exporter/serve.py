@@ -1,4 +1,4 @@
-"""Serve the page on loopback: a process of its own under systemd, a thread beside `dsv41 up`."""
+"""Serve the page on loopback, or where the other hosts of the layout reach it: a process of its own under systemd, a thread beside `dsv41 up`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def build_page(plan: Plan, plan_file: Path | None = None) -> Page:
 
 
 def start_exporter(plan: Plan, plan_file: Path | None = None) -> tuple[WSGIServer, threading.Thread]:
-    """Begin to serve the page of `plan` on loopback and return the server and its thread.
+    """Begin to serve the page of `plan` and return the server and its thread.
 
     Raises InputError when the port is taken.
     """
@@ -61,7 +61,7 @@ def start_exporter(plan: Plan, plan_file: Path | None = None) -> tuple[WSGIServe
     registry.register(PROCESS_COLLECTOR)
     registry.register(GC_COLLECTOR)
     try:
-        return start_http_server(plan.monitoring.exporter_port, addr="127.0.0.1", registry=registry)
+        return start_http_server(plan.monitoring.exporter_port, addr=plan.address, registry=registry)
     except OSError as error:
         raise InputError(
             f"port {plan.monitoring.exporter_port} of the exporter cannot be bound ({error.strerror})",

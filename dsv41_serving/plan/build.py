@@ -8,7 +8,7 @@ from dsv41_serving.errors import InputError
 from dsv41_serving.plan.engine import plan_engine
 from dsv41_serving.plan.files import render_files
 from dsv41_serving.plan.memory import budget_memory, needs_of
-from dsv41_serving.plan.model import Installation, Plan, ServedModel
+from dsv41_serving.plan.model import Installation, Placement, Plan, ServedModel
 from dsv41_serving.plan.placement import place_engines
 from dsv41_serving.plan.ports import check_distinct
 from dsv41_serving.plan.router import plan_router
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def make_plan(loaded: LoadedSpec, facts: Facts, installation: Installation) -> Plan:
-    """Return the plan of one node.
+    """Return the plan of one node: what runs on it, and where the rest of its layout is found.
 
     Raises InputError, with the remedy, when spec and machine do not fit: GPUs, ports inside the plan, refused flags.
     Whether memory suffices and ports are free at this moment is asked by `check.start`, right before something starts.
@@ -40,13 +40,19 @@ def _make_plan(loaded: LoadedSpec, facts: Facts, installation: Installation) -> 
         path=f"{spec.node.state_dir}/served/{spec.model.name}",
         generation_config=_sampling_defaults(spec.contract),
     )
-    engines = tuple(
-        plan_engine(spec, name, placement, python=installation.python, model_path=model.path).model_copy(
-            update={"memory": needs_of(spec, name, placement)}
-        )
-        for name, placement in placements.items()
+    # Where engines of other hosts sit on theirs is known there alone, and nobody here needs it.
+    unknown = Placement(gpus=(), numa_node=None, cpus=())
+    workers = tuple(
+        plan_engine(spec, name, placements.get(name, unknown), python=installation.python, model_path=model.path)
+        for name in spec.active_engines()
     )
-    services = (*engines, plan_router(spec, engines, python=installation.python))
+    everything = (*workers, plan_router(spec, workers, python=installation.python))
+    engines = tuple(
+        engine.model_copy(update={"memory": needs_of(spec, engine.name, engine.placement)})
+        for engine in workers
+        if engine.name in placements
+    )
+    services = (*engines, *(each for each in everything if not each.is_engine and spec.runs_here(each.name)))
     check_distinct(services)
     plan = Plan(
         node=spec.node.name,
@@ -59,6 +65,8 @@ def _make_plan(loaded: LoadedSpec, facts: Facts, installation: Installation) -> 
         monitoring=spec.monitoring,
         model=model,
         services=services,
+        elsewhere=tuple(each for each in everything if not spec.runs_here(each.name)),
+        hosts={name: host.address for name, host in spec.hosts.items()},
         memory=budget_memory(engines, facts),
     )
     return plan.model_copy(update={"files": render_files(loaded, plan, installation)})

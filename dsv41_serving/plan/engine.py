@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from dsv41_serving.credential import API_KEY
 from dsv41_serving.errors import InputError
 from dsv41_serving.plan.flags import check_args, check_env, flag_args
-from dsv41_serving.plan.model import Placement, Service
+from dsv41_serving.plan.model import Placement, Service, bracket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +27,11 @@ SYNTHETIC_PLUGIN = "dsv41_synthetic"
 WRITE_TABLES = "*write by ucp_put*"
 # Where the plug-in puts the rank of a scheduler process for NIXL.
 RANK_VARIABLE = "DSV41_RANK"
+# Read by the contract's plug-in (sglang_plugin.contract.key).
+KEY_FILE = "DSV41_API_KEY_FILE"
+UCX_DEVICES = "UCX_NET_DEVICES"
+NIXL_LOOPBACK = "NIXL_TELEMETRY_PROMETHEUS_LOCAL"
+LOOPBACK_DEVICE = "lo"
 # Below node.state_dir.
 CRASH_DIR = "crash"
 
@@ -40,6 +46,7 @@ def plan_engine(spec: NodeSpec, name: str, placement: Placement, *, python: str,
     check_args(engine.args, f"engines.{name}.args")
     check_env(spec.engine.env, "engine.env")
     check_env(engine.env, f"engines.{name}.env")
+    host = spec.hosts[spec.host_of(name)].address if spec.hosts else engine.host
     ports = {"http": engine.port, "rendezvous": engine.port + RENDEZVOUS_PORT_OFFSET}
     if engine.bootstrap_port is not None:
         ports["bootstrap"] = engine.bootstrap_port
@@ -48,7 +55,7 @@ def plan_engine(spec: NodeSpec, name: str, placement: Placement, *, python: str,
     flags: dict[str, FlagValue] = {
         "model-path": model_path,
         **_contract_flags(spec),
-        "host": engine.host,
+        "host": host,
         "port": engine.port,
         "device": spec.engine.device,
         "dtype": spec.engine.dtype,
@@ -69,22 +76,28 @@ def plan_engine(spec: NodeSpec, name: str, placement: Placement, *, python: str,
     return Service(
         name=name,
         kind=engine.role,
+        node=spec.host_of(name),
         argv=(python, "-m", "sglang.launch_server", *flag_args(flags)),
-        env={
-            **_base_env(spec, placement),
-            **_transfer_env(engine),
-            **_nixl_env(ports),
-            **spec.engine.env,
-            **engine.env,
-        },
+        env=_network_env(
+            spec,
+            name,
+            {
+                **_base_env(spec, placement),
+                **_transfer_env(engine),
+                **_nixl_env(ports),
+                **spec.engine.env,
+                **engine.env,
+            },
+        ),
         placement=placement,
-        host=engine.host,
+        host=host,
         port=engine.port,
         ports=ports,
-        metrics_url=f"http://{engine.host}:{engine.port}/metrics",
+        metrics_url=f"http://{bracket(host)}:{engine.port}/metrics",
         after=(),
         start_timeout_s=spec.engine.start_timeout_s,
         drain_timeout_s=spec.engine.drain_timeout_s,
+        credentials={API_KEY: spec.router.api_key_file} if spec.hosts else {},
     )
 
 
@@ -159,7 +172,7 @@ def _nixl_env(ports: Mapping[str, int]) -> dict[str, str]:
         "NIXL_TELEMETRY_ENABLE": "y",
         "NIXL_TELEMETRY_EXPORTER": "prometheus_mp",
         "NIXL_TELEMETRY_MULTIPROC_DIR": "{TMPDIR}/nixl",
-        "NIXL_TELEMETRY_PROMETHEUS_LOCAL": "y",
+        NIXL_LOOPBACK: "y",
         "NIXL_TELEMETRY_PROMETHEUS_PORT": str(ports["nixl"]),
         "NIXL_TELEMETRY_RANK_ENV": RANK_VARIABLE,
     }
@@ -204,6 +217,21 @@ def _bootstrap_port(spec: NodeSpec, name: str) -> int:
             remedy="keep one prefill engine in the shape",
         )
     return ports.pop()
+
+
+def _network_env(spec: NodeSpec, name: str, env: dict[str, str]) -> dict[str, str]:
+    """Return `env` for an engine whose peers are on other hosts.
+
+    The address is where SGLang's control sockets listen, and what peers are told; what keeps UCX on loopback is dropped. The
+    file is read by the contract's plug-in: off loopback an engine asks for the key, which both routers show to their workers.
+    """
+    if not spec.hosts:
+        return env
+    host = spec.hosts[spec.host_of(name)]
+    kept = {key: value for key, value in env.items() if (key, value) != (UCX_DEVICES, LOOPBACK_DEVICE)}
+    device = {UCX_DEVICES: host.device} if host.device else {}
+    pages = {NIXL_LOOPBACK: "n"} if NIXL_LOOPBACK in env else {}
+    return {**kept, **device, **pages, "SGLANG_HOST_IP": host.address, KEY_FILE: spec.router.api_key_file}
 
 
 def _base_env(spec: NodeSpec, placement: Placement) -> dict[str, str]:

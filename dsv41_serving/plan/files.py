@@ -31,8 +31,12 @@ def render_files(loaded: LoadedSpec, plan: Plan, installation: Installation) -> 
         RenderedFile(
             path=installation.plan_file, text=plan.model_dump_json(indent=1, exclude={"files", "memory"}) + "\n"
         ),
-        *monitoring_files(loaded.spec.monitoring, plan),
-        *grafana_files(loaded.spec.monitoring),
+        # One Prometheus for the whole layout.
+        *(
+            (*monitoring_files(loaded.spec.monitoring, plan), *grafana_files(loaded.spec.monitoring))
+            if plan.has_router
+            else ()
+        ),
         *monitoring_units(loaded.spec, plan, installation),
         *render_units(loaded, plan, installation),
     ]

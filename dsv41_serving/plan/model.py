@@ -69,24 +69,26 @@ class Service(_Value):
     """What it takes from each pool of memory, in bytes; the pools are those of the budget."""
     credentials: dict[str, str] = {}
     """Secrets the service reads: name of the systemd credential -> file on this machine."""
+    node: str = ""
+    """Name of the host it runs on."""
     tls_cert_file: str = ""
     """Certificate it answers with; empty: plain HTTP."""
 
     @property
     def address(self) -> str:
-        """The IP address at which this machine reaches the service: loopback where it listens on every address."""
+        """The IP address at which the service is reached: loopback where it listens on every address of its host."""
         return {"0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "127.0.0.1"}.get(self.host, self.host)  # noqa: S104 nothing is bound
 
     @property
     def url(self) -> str:
-        """Base URL of the service on this machine, without a trailing slash."""
+        """Base URL of the service as the hosts of the plan reach it, without a trailing slash."""
         scheme = "https" if self.tls_cert_file else "http"
         return f"{scheme}://{bracket(self.address)}:{self.port}"
 
     @property
     def nixl_url(self) -> str | None:
         """Page of NIXL's own counters; None where it serves none."""
-        return f"http://127.0.0.1:{self.ports['nixl']}/metrics" if "nixl" in self.ports else None
+        return f"http://{bracket(self.address)}:{self.ports['nixl']}/metrics" if "nixl" in self.ports else None
 
     @property
     def is_engine(self) -> bool:
@@ -151,36 +153,55 @@ class Plan(_Value):
     """What the exporter measures against, and where it listens."""
     model: ServedModel
     services: tuple[Service, ...]
-    """In start order: engines first, the router last."""
+    """Those of this host, in start order: engines first, the router last."""
+    elsewhere: tuple[Service, ...] = ()
+    """Those of the other hosts of the layout, in the same order: where they listen, not where they are placed."""
+    hosts: dict[str, str] = {}
+    """Every host of the layout and its address on their network; empty when this machine runs everything."""
     memory: tuple[MemoryLine, ...] = ()
     """The budget of starting everything; empty in a stored plan, since the machine's part of it changes by the second."""
     files: tuple[RenderedFile, ...] = ()
 
     def service(self, name: str) -> Service:
-        """Return the service called `name`. Raises KeyError."""
-        for service in self.services:
+        """Return the service called `name`, on whichever host it runs. Raises KeyError."""
+        for service in (*self.services, *self.elsewhere):
             if service.name == name:
                 return service
         raise KeyError(name)
 
     @property
     def release(self) -> str:
-        """Name of what this plan runs: the version of this project and a hash over all commands."""
+        """Name of what this host runs: the version of this project and a hash over its commands."""
         digests = " ".join(service.digest for service in self.services)
         return f"{version('dsv41-serving')}-{hashlib.sha256(digests.encode()).hexdigest()[:8]}"
 
     @property
     def engines(self) -> tuple[Service, ...]:
-        """The SGLang servers, in start order."""
+        """The SGLang servers of this host, in start order."""
         return tuple(service for service in self.services if service.is_engine)
 
+    @property
+    def workers(self) -> tuple[Service, ...]:
+        """Every SGLang server that the router passes requests to, on whichever host it runs."""
+        return tuple(service for service in (*self.services, *self.elsewhere) if service.is_engine)
+
+    @property
+    def has_router(self) -> bool:
+        """Whether the router, and with it what watches the whole layout, is on this host."""
+        return any(not service.is_engine for service in self.services)
+
+    @property
+    def address(self) -> str:
+        """The address at which the other hosts reach this one; loopback when there are none."""
+        return self.hosts.get(self.node, "127.0.0.1")
+
     def peers(self, service: Service) -> tuple[Service, ...]:
-        """Return the engines that share KV memory with `service` and so restart with it: the other half of its pair."""
+        """Return the engines of this host that share KV memory with `service` and so restart with it: the rest of its pair."""
         other = {"prefill": "decode", "decode": "prefill"}.get(service.kind)
         return tuple(engine for engine in self.engines if engine.kind == other)
 
     def writers(self, service: Service) -> tuple[Service, ...]:
-        """Return the engines that write into the KV memory of `service`: they must be gone before it may leave."""
+        """Return the engines of this host that write into the KV memory of `service`: they must be gone before it may leave."""
         return self.peers(service) if service.kind == "decode" else ()
 
     def stop_bound_s(self, service: Service) -> float:
@@ -189,7 +210,7 @@ class Plan(_Value):
 
     @property
     def router(self) -> Service:
-        """The service that clients call."""
+        """The service that clients call, on whichever host it runs."""
         return self.service("router")
 
     @property

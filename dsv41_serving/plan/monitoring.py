@@ -10,11 +10,11 @@ import re
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from dsv41_serving.plan.model import RenderedFile
+from dsv41_serving.plan.model import RenderedFile, bracket
 from dsv41_serving.resources import data_dir
 
 if TYPE_CHECKING:
-    from dsv41_serving.plan.model import Plan
+    from dsv41_serving.plan.model import Plan, Service
     from dsv41_serving.spec.model import Monitoring
 
 # SGLang spells its metrics `sglang:name`. To a scraper that asks for OpenMetrics, as every Prometheus does, its client library
@@ -82,7 +82,7 @@ def prometheus_config(monitoring: Monitoring, plan: Plan) -> dict[str, Any]:
         "global": {"scrape_interval": interval, "evaluation_interval": interval},
         "rule_files": ["rules/*.yml"],
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": [_local(monitoring.alertmanager_port)]}]}]},
-        "scrape_configs": [*_service_jobs(plan), *_nixl_jobs(plan), *_host_jobs(monitoring, plan.node)],
+        "scrape_configs": [*_service_jobs(plan), *_nixl_jobs(plan), *_host_jobs(monitoring, plan)],
     }
 
 
@@ -122,12 +122,12 @@ def _service_jobs(plan: Plan) -> list[dict[str, Any]]:
             "static_configs": [
                 {
                     "targets": [service.metrics_url.removeprefix("http://").removesuffix("/metrics")],
-                    "labels": {"node": plan.node, "service": service.name, "role": service.kind},
+                    "labels": _service_labels(plan, service),
                 }
             ],
             "metric_relabel_configs": [SGLANG_NAMES if service.is_engine else _keep_served_models(plan)],
         }
-        for service in plan.services
+        for service in (*plan.services, *plan.elsewhere)
     ]
 
 
@@ -138,15 +138,24 @@ def _nixl_jobs(plan: Plan) -> list[dict[str, Any]]:
             "metrics_path": "/metrics",
             "static_configs": [
                 {
-                    "targets": [_local(service.ports["nixl"])],
-                    "labels": {"node": plan.node, "service": service.name, "role": service.kind},
+                    "targets": [f"{bracket(service.address)}:{service.ports['nixl']}"],
+                    "labels": _service_labels(plan, service),
                 }
             ],
             "metric_relabel_configs": [NIXL_LABELS],
         }
-        for service in plan.services
+        for service in (*plan.services, *plan.elsewhere)
         if service.nixl_url
     ]
+
+
+def _service_labels(plan: Plan, service: Service) -> dict[str, str]:
+    return {"node": plan.node, "service": service.name, "role": service.kind, **_host_label(plan, service.node)}
+
+
+def _host_label(plan: Plan, host: str) -> dict[str, str]:
+    """Rules mean one serving node by `node`, so a layout has one name for all of its hosts; `host` tells them apart."""
+    return {"host": host} if plan.hosts else {}
 
 
 def _keep_served_models(plan: Plan) -> dict[str, Any]:
@@ -155,16 +164,25 @@ def _keep_served_models(plan: Plan) -> dict[str, Any]:
     return {"source_labels": ["model"], "regex": "|".join(["", *map(re.escape, names)]), "action": "keep"}
 
 
-def _host_jobs(monitoring: Monitoring, node: str) -> list[dict[str, Any]]:
-    ports = {
-        "exporter": monitoring.exporter_port,
-        "node": monitoring.node_exporter_port,
-        "prometheus": monitoring.prometheus_port,
-        "alertmanager": monitoring.alertmanager_port,
-    }
+def _host_jobs(monitoring: Monitoring, plan: Plan) -> list[dict[str, Any]]:
+    """Return the jobs of each host, and those of the servers that run beside the router alone."""
+    everywhere = plan.hosts or {plan.node: "127.0.0.1"}
+    here = {plan.node: "127.0.0.1"}
+    jobs = (
+        ("exporter", monitoring.exporter_port, everywhere),
+        ("node", monitoring.node_exporter_port, everywhere),
+        ("prometheus", monitoring.prometheus_port, here),
+        ("alertmanager", monitoring.alertmanager_port, here),
+    )
     return [
-        {"job_name": name, "static_configs": [{"targets": [_local(port)], "labels": {"node": node}}]}
-        for name, port in ports.items()
+        {
+            "job_name": name,
+            "static_configs": [
+                {"targets": [f"{bracket(address)}:{port}"], "labels": {"node": plan.node, **_host_label(plan, host)}}
+                for host, address in hosts.items()
+            ],
+        }
+        for name, port, hosts in jobs
     ]
 
 

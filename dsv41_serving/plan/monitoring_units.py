@@ -8,14 +8,29 @@ from typing import TYPE_CHECKING
 from dsv41_serving.credential import API_KEY
 from dsv41_serving.plan.model import RenderedFile
 from dsv41_serving.resources import data_dir
+from dsv41_serving.spec.model import LOOPBACK
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dsv41_serving.plan.model import Installation, Plan
     from dsv41_serving.spec.model import NodeSpec
 
 UNIT_DIR = "/etc/systemd/system"
-STARTED_WITH_TARGET = "dsv41-exporter.service dsv41-canary.timer dsv41-contract.timer"
-_UNITS = ("exporter.service", "canary.service", "canary.timer", "contract.service", "contract.timer")
+_ON_EVERY_HOST = ("exporter.service",)
+# They ask the router.
+_BESIDE_THE_ROUTER = ("canary.service", "canary.timer", "contract.service", "contract.timer")
+_STARTED = (".timer", "exporter.service")
+
+
+def started_with_target(plan: Plan) -> str:
+    """Return the units of this room that the target starts, by name."""
+    return " ".join(f"dsv41-{unit}" for unit in _units(plan) if unit.endswith(_STARTED))
+
+
+def address_lines(addresses: Iterable[str]) -> str:
+    """Return the directives that let a unit talk to this machine and to `addresses` alone."""
+    return f"IPAddressDeny=any\nIPAddressAllow={' '.join(['localhost', *addresses])}"
 
 
 def monitoring_units(spec: NodeSpec, plan: Plan, installation: Installation) -> tuple[RenderedFile, ...]:
@@ -24,6 +39,7 @@ def monitoring_units(spec: NodeSpec, plan: Plan, installation: Installation) -> 
     keys = [
         f"LoadCredential={name}:{file}" for name, file in sorted(plan.router.credentials.items()) if name == API_KEY
     ]
+    router = [] if plan.router.address in (*LOOPBACK, *plan.hosts.values()) else [plan.router.address]
     values = {
         "node": plan.node,
         "user": spec.node.user,
@@ -33,6 +49,7 @@ def monitoring_units(spec: NodeSpec, plan: Plan, installation: Installation) -> 
         "state_dir": plan.state_dir,
         "interval": f"{spec.monitoring.canary_interval_s:g}",
         "credentials": "\n".join(keys) or "# The router asks for no key.",
+        "addresses": address_lines([*plan.hosts.values(), *router]),
         "hardening": (room / "hardening.in").read_text(encoding="utf-8").strip(),
     }
     return tuple(
@@ -40,5 +57,9 @@ def monitoring_units(spec: NodeSpec, plan: Plan, installation: Installation) -> 
             path=f"{UNIT_DIR}/dsv41-{name}",
             text=Template((room / f"{name}.in").read_text(encoding="utf-8")).substitute(values),
         )
-        for name in _UNITS
+        for name in _units(plan)
     )
+
+
+def _units(plan: Plan) -> tuple[str, ...]:
+    return (*_ON_EVERY_HOST, *(_BESIDE_THE_ROUTER if plan.has_router else ()))

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 def place_engines(spec: NodeSpec, facts: Facts) -> dict[str, Placement]:
-    """Return the placement of every active engine, by name.
+    """Return the placement of every active engine that runs on this host, by name.
 
     Explicit `gpus` are taken as written; 'auto' engines, in the order of the shape, each take the lowest free GPUs of a NUMA
     node that still has enough, a node without an engine first: prefill and decode land on different nodes of a two-socket
     machine, even when one node could hold both. Raises InputError when a GPU is absent or taken twice, when there are too few, or when a TP group
     would span NUMA nodes without `cross_socket`; the error then names the swap that mends it.
     """
-    engines = spec.active_engines()
-    if spec.engine.device == "cpu":
+    engines = {name: engine for name, engine in spec.active_engines().items() if spec.runs_here(name)}
+    if spec.engine.device == "cpu" or not engines:
         return {name: Placement(gpus=(), numa_node=None, cpus=()) for name in engines}
 
     by_index = {gpu.index: gpu for gpu in facts.gpus}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def plan_router(spec: NodeSpec, engines: Sequence[Service], *, python: str) -> Service:
-    """Return the router service in front of `engines`. Raises InputError for a flag that may not be set by hand."""
+    """Return the router service in front of `engines`, on whichever hosts they run. Raises InputError for a flag that may not be set by hand."""
     router = spec.router
     check_args(router.args, "router.args", REFUSED_BY_ROUTER)
     _check_thinking(spec)
@@ -44,6 +44,7 @@ def plan_router(spec: NodeSpec, engines: Sequence[Service], *, python: str) -> S
     return Service(
         name="router",
         kind="router",
+        node=spec.host_of("router"),
         argv=(
             python,
             "-m",

@@ -24,7 +24,8 @@ def describe_plan(plan: Plan) -> RenderableType:
     return Group(
         Text(f"{title}\n"),
         _services(plan),
-        Text(f"\nstart  {' + '.join(engine.name for engine in plan.engines)}, then router"),
+        *(Text(f"on {each.node} ({plan.hosts[each.node]}): {each.name}, port {each.port}") for each in plan.elsewhere),
+        Text(f"\nstart  {' + '.join(worker.name for worker in plan.workers)}, then router"),
         Text(f"stop   {', then '.join(plan.stop_order)}\n"),
         _memory(plan),
         Text(),

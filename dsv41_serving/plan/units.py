@@ -9,7 +9,7 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from dsv41_serving.plan.model import RenderedFile
-from dsv41_serving.plan.monitoring_units import STARTED_WITH_TARGET, UNIT_DIR
+from dsv41_serving.plan.monitoring_units import UNIT_DIR, address_lines, started_with_target
 from dsv41_serving.resources import data_dir
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ def render_units(loaded: LoadedSpec, plan: Plan, installation: Installation) -> 
         "/etc/sysusers.d/dsv41.conf": _fill("sysusers.conf", common),
         "/etc/tmpfiles.d/dsv41.conf": _fill("tmpfiles.conf", common),
         f"{UNIT_DIR}/dsv41.target": _fill(
-            "dsv41.target", {**common, "services": f"{_names(s.name for s in plan.services)} {STARTED_WITH_TARGET}"}
+            "dsv41.target",
+            {**common, "services": f"{_names(s.name for s in plan.services)} {started_with_target(plan)}"},
         ),
         **{f"{UNIT_DIR}/{unit}": _fill(unit, common) for unit in FIXED},
         **{f"{UNIT_DIR}/dsv41-{s.name}.service": _service(plan, s, common) for s in plan.services},
@@ -66,10 +67,11 @@ def _service(plan: Plan, service: Service, common: Mapping[str, str]) -> str:
             "name": service.name,
             "kind": service.kind,
             "peers": _names(peer.name for peer in plan.peers(service)),
-            "requires": _names(service.after),
+            # Workers of other hosts have no unit here: the supervisor of the router waits for them.
+            "requires": _names(name for name in service.after if plan.service(name) in plan.services),
             "numa": _numa_lines(service),
             "credentials": credential_lines(service.credentials),
-            "addresses": _address_lines(service),
+            "addresses": _address_lines(plan, service),
             "start_timeout": f"{service.start_timeout_s:.0f}",
             "stop_timeout": f"{plan.stop_bound_s(service) + STOP_SLACK_S:.0f}",
             "restart_delay": str(ENGINE_RESTART_S if is_engine else ROUTER_RESTART_S),
@@ -84,10 +86,10 @@ def _numa_lines(service: Service) -> str:
     return f"NUMAPolicy=bind\nNUMAMask={node}\nCPUAffinity=numa"
 
 
-def _address_lines(service: Service) -> str:
-    if service.credentials:
+def _address_lines(plan: Plan, service: Service) -> str:
+    if service.credentials and not service.is_engine:
         return "# Clients come from other machines; the key decides who may."
-    return "IPAddressDeny=any\nIPAddressAllow=localhost"
+    return address_lines(plan.hosts.values())
 
 
 def _names(services: Iterable[str]) -> str:

@@ -67,7 +67,7 @@ def gather_scene(
         directories={name: read_directory(path, root) for name, path in places.items()},
         secrets={
             f"router.{key}": read_secret(path, root)
-            for key in ("api_key_file", "tls_cert_file", "tls_key_file")
+            for key in ("api_key_file", *(("tls_cert_file", "tls_key_file") if spec.runs_here("router") else ()))
             if (path := getattr(spec.router, key))
         },
         checkpoint=read_checkpoint(spec, hashes=hashes),

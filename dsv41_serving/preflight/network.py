@@ -78,6 +78,11 @@ def judge_exposure(scene: Scene) -> Outcome | None:
             f"the router listens on {router.host} in plain HTTP: keys and prompts can be read on the way",
             "set router.tls_cert_file and router.tls_key_file",
         )
+    if scene.spec.hosts:
+        return warned(
+            "KV and the key pass between hosts unencrypted, and the hand-off asks for no key",
+            "keep that network to these hosts; the units let engines talk to nobody else",
+        )
     return passed(f"engines on loopback, router on {router.host}")
 
 

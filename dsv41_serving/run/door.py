@@ -16,6 +16,7 @@ from dsv41_serving.check.access import find_access, open_client
 from dsv41_serving.errors import GateError
 
 if TYPE_CHECKING:
+    from dsv41_serving.check.access import Access
     from dsv41_serving.plan.model import Plan, Service
 
 _TIMEOUT_S = 10.0
@@ -50,15 +51,18 @@ async def close_door(plan: Plan) -> bool:
 
 async def open_door(plan: Plan) -> None:
     """Give the router its workers back; when it returns, requests are served. Raises GateError when they are not."""
-    missing = {engine.url: engine for engine in plan.engines}
+    missing = {worker.url: worker for worker in plan.workers}
+    access = find_access(plan)
     try:
-        async with open_client(find_access(plan), _TIMEOUT_S) as client:
+        async with open_client(access, _TIMEOUT_S) as client:
             deadline = time.monotonic() + _PATIENCE_S
             while not await _is_ready(client, plan):
                 # smg still lists a worker for five seconds after its removal: one that is missing now was not a moment ago.
                 known = {worker["url"] for worker in await _list_workers(client, plan)}
                 for url in [url for url in missing if url not in known]:
-                    response = await client.post(f"{plan.router.url}/workers", json=_as_worker(missing.pop(url)))
+                    response = await client.post(
+                        f"{plan.router.url}/workers", json=_as_worker(missing.pop(url), access)
+                    )
                     _expect(response, plan.router, {httpx.codes.ACCEPTED, httpx.codes.OK})
                 await _pause(deadline, "has no healthy worker")
     except httpx.HTTPError as error:
@@ -85,10 +89,11 @@ async def _pause(deadline: float, problem: str) -> None:
     await asyncio.sleep(_POLL_S)
 
 
-def _as_worker(engine: Service) -> dict[str, Any]:
+def _as_worker(engine: Service, access: Access) -> dict[str, Any]:
     kind = "regular" if engine.kind == "aggregated" else engine.kind
     bootstrap = {"bootstrap_port": engine.ports["bootstrap"]} if engine.kind == "prefill" else {}
-    return {"url": engine.url, "worker_type": kind, **bootstrap}
+    key = {"api_key": access.key} if engine.url in access.workers else {}
+    return {"url": engine.url, "worker_type": kind, **bootstrap, **key}
 
 
 def _expect(response: httpx.Response, router: Service, codes: set[int]) -> None:

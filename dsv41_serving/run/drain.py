@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from dsv41_serving.check.access import find_access, open_client
 from dsv41_serving.check.metrics import HAND_OFF_QUEUES, QUEUED, RUNNING, MetricsPage, scrape
 from dsv41_serving.run.door import close_door
 
@@ -46,9 +47,9 @@ async def drain_node(plan: Plan, timeout_s: float, show: Callable[[str], None]) 
     left = ""
     if cancelled:
         show(f"cancelling {cancelled}")
-        async with httpx.AsyncClient(timeout=5.0) as client:
+        async with open_client(find_access(plan), 5.0) as client:
             # Decode first: prefill then finds nobody to send to, instead of decode waiting for what never comes.
-            for engine in sorted(plan.engines, key=lambda engine: engine.kind):
+            for engine in sorted(plan.workers, key=lambda engine: engine.kind):
                 try:
                     await client.post(f"{engine.url}/abort_request", json={"abort_all": True})
                 except httpx.HTTPError:
@@ -78,7 +79,7 @@ async def wait_until_all_idle(plan: Plan, timeout_s: float, show: Callable[[str]
 async def _work_by_engine(plan: Plan) -> dict[str, str]:
     left = {}
     async with httpx.AsyncClient(timeout=5.0) as client:
-        for engine in plan.engines:
+        for engine in plan.workers:
             try:
                 work = describe_work(await scrape(client, engine.metrics_url))
             except (httpx.HTTPError, ValueError):

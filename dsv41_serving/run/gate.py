@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 async def check_running(plan: Plan, role: str | None, gpus: Sequence[Gpu]) -> list[Finding]:
     """Return the findings of service `role`, or of every service of `plan`. Raises InputError for an unknown role."""
-    names = [service.name for service in plan.services]
+    names = [service.name for service in plan.services]  # of this host
     if role is not None and role not in names:
         raise InputError(
             f"this plan has no service '{role}'", where=f"shape {plan.shape}", remedy=f"use one of: {', '.join(names)}"

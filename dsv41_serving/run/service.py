@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from dsv41_serving.check.access import Access, find_access, open_client
+from dsv41_serving.check.access import Access, find_access, find_engine_access, open_client
 from dsv41_serving.errors import GateError
 from dsv41_serving.run.notify import Notifier
 from dsv41_serving.run.prepare import hold_lock
@@ -100,8 +100,8 @@ async def _run(
             starting.result()
             extending.cancel()
             notifier.ready(f"ready on port {service.port}")
-            # Only the router's unit has the key.
-            access = Access(service.url) if service.is_engine else find_access(plan)
+            # An engine on loopback asks for no key, and its unit has none.
+            access = find_engine_access(service) if service.is_engine else find_access(plan)
             await _watch(service, access, supervisor, notifier, stopping)
     finally:
         for task in (extending, starting, stopping):
@@ -134,28 +134,34 @@ def _alive(records: Records, names: Sequence[str]) -> list[str]:
 
 
 async def _start(plan: Plan, service: Service, supervisor: Supervisor) -> None:
-    await _wait_for_workers(plan, service)
+    await _wait_for_workers(plan, service, supervisor.show_wait)
     await supervisor.start()
 
 
-async def _wait_for_workers(plan: Plan, service: Service) -> None:
+async def _wait_for_workers(plan: Plan, service: Service, show: Callable[[str], None]) -> None:
     """Hold the router back until its engines answer: a worker it cannot register at start is lost for good.
 
-    Raises GateError after the engines' own start limit.
+    `show` is told what it waits for. Engines of other hosts are waited for without a limit: when those start is not known
+    here, and nobody else would start the router after them. Raises GateError after the start limit of the engines of this host.
     """
-    deadline = time.monotonic() + max((plan.service(name).start_timeout_s for name in service.after), default=0.0)
-    missing = list(service.after)
+    workers = [plan.service(name) for name in service.after]
+    deadline = time.monotonic() + max((worker.start_timeout_s for worker in workers), default=0.0)
     async with httpx.AsyncClient(timeout=5.0) as client:
-        while missing:
-            for name in list(missing):
-                if await _answers(client, plan.service(name).url):
-                    missing.remove(name)
-            if missing and time.monotonic() > deadline:
+        while True:
+            workers = [worker for worker in workers if not await _answers(client, worker.url)]
+            late = [worker.name for worker in workers if worker in plan.services]
+            if not workers:
+                return
+            if late and time.monotonic() > deadline:
                 raise GateError(
-                    f"{' and '.join(missing)} did not come up", where=service.name, remedy="start the engines first"
+                    f"{' and '.join(late)} did not come up", where=service.name, remedy="start the engines first"
                 )
-            if missing:
-                await asyncio.sleep(_WORKER_POLL_S)
+            show(f"for {' and '.join(_place(plan, worker) for worker in workers)}")
+            await asyncio.sleep(_WORKER_POLL_S)
+
+
+def _place(plan: Plan, worker: Service) -> str:
+    return worker.name if worker in plan.services else f"{worker.name} on {worker.node}"
 
 
 async def _answers(client: httpx.AsyncClient, url: str) -> bool:

@@ -298,6 +298,11 @@ class Supervisor:
         """Monotonic time of the last sign of progress of the running start."""
         return self._progress_at
 
+    def show_wait(self, workers: str) -> None:
+        """Say what the start waits for."""
+        if workers != self.record.detail:
+            self._update("waiting", "waiting", detail=workers)
+
     def show_drain(self, left: str) -> None:
         """Say what the stop waits for."""
         if left != self.record.detail:

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ValidationError
 
 from dsv41_serving.errors import InputError
 from dsv41_serving.resources import data_dir
-from dsv41_serving.spec.model import ContradictionError, NodeSpec
+from dsv41_serving.spec.model import NodeSpec
+from dsv41_serving.spec.table import ContradictionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -9,7 +9,10 @@ from __future__ import annotations
 import ipaddress
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from dsv41_serving.spec.hosts import ROUTER, Host, HostName, check_hosts
+from dsv41_serving.spec.table import ContradictionError, Table
 
 Scalar = bool | int | float | str
 FlagValue = Scalar | list[int] | list[str]
@@ -23,21 +26,6 @@ EngineName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 CredentialPath = Annotated[str, Field(pattern=r"^([/~][^\s:%\\]*)?$")]
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
-
-class ContradictionError(ValueError):
-    """A value that is fine by itself and wrong beside another. `key` names it within the table that is checked."""
-
-    def __init__(self, key: str, problem: str) -> None:
-        """Say what is wrong with `key` and how to mend it."""
-        super().__init__(problem)
-        self.key = key
-
-
-class Table(BaseModel):
-    """Base of every table: unknown keys are refused, values are never coerced silently, results are immutable."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Node(Table):
@@ -81,6 +69,10 @@ class Engine(Table):
     context_length: int = Field(ge=256, description="Longest prompt plus answer, in tokens.")
     page_size: int = Field(256, ge=1, description="Tokens per KV page. V4.1 on a GPU needs 256.")
     transfer_backend: Literal["nixl", "mooncake"] = Field("nixl", description="Who carries the KV hand-off.")
+    cross_host: bool = Field(
+        default=False,
+        description="Allow engines to listen off loopback, on the addresses of [hosts]; they then ask for the key.",
+    )
     start_timeout_s: Seconds = Field(
         900.0, description="A start without any progress for this long has failed; progress extends it."
     )
@@ -103,7 +95,7 @@ class EngineRole(Table):
     cross_socket: bool = Field(
         default=False, description="Allow the GPUs of this server to sit on more than one NUMA node."
     )
-    host: str = Field("127.0.0.1", description="Address the server binds. Engines stay on loopback.")
+    host: str = Field("127.0.0.1", description="Address the server binds where [hosts] gives it no other: loopback.")
     port: EnginePort = Field(
         description="HTTP port of the server; the next one joins its ranks, the one after that serves NIXL's own counters."
     )
@@ -146,7 +138,8 @@ class EngineRole(Table):
                 )
         if self.host not in LOOPBACK:
             raise ContradictionError(
-                "host", f"engines listen on loopback only, not on '{self.host}'; remove it, clients use the router"
+                "host",
+                f"engines listen on loopback only, not on '{self.host}'; remove it: clients use the router, other hosts [hosts]",
             )
         return self
 
@@ -403,6 +396,10 @@ class NodeSpec(Table):
     engine: Engine = Field(description="Settings of every engine.")
     engines: dict[EngineName, EngineRole] = Field(description="Every server that some shape runs, by name.")
     shapes: dict[str, list[str]] = Field(description="Name -> servers that run together.")
+    hosts: dict[HostName, Host] = Field(
+        default_factory=dict,
+        description="Where each service runs, by host; node.name says which this is. Empty: all here.",
+    )
     router: Router = Field(default=Router(), description="The API.")
     contract: Contract = Field(default=Contract(), description="What clients get.")
     kernels: Kernels = Field(default=Kernels(), description="This project's kernels.")
@@ -430,7 +427,7 @@ class NodeSpec(Table):
             raise ContradictionError(
                 "shape", f"there is no shape '{self.shape}'; use one of: {', '.join(sorted(self.shapes))}"
             )
-        if "router" in self.engines:
+        if ROUTER in self.engines:
             raise ContradictionError("engines.router", "the router has this name; give the engine another")
         for shape, names in self.shapes.items():
             for name in names:
@@ -451,6 +448,19 @@ class NodeSpec(Table):
                     f"shapes.{shape}", f"{names} lacks a prefill or a decode engine; name at least one of each"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _hosts_fit(self) -> NodeSpec:
+        check_hosts(self)
+        return self
+
+    def host_of(self, service: str) -> str:
+        """Return the name of the host that runs `service`; this node where [hosts] is empty."""
+        return next((name for name, host in self.hosts.items() if service in host.services), self.node.name)
+
+    def runs_here(self, service: str) -> bool:
+        """Return whether `service` runs on this node."""
+        return self.host_of(service) == self.node.name
 
     def active_engines(self) -> dict[str, EngineRole]:
         """Return the engines of the chosen shape, by name, in the order the shape lists them."""

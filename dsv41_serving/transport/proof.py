@@ -169,10 +169,17 @@ def hands_over(plan: Plan) -> bool:
 def find_peers(plan: Plan) -> list[tuple[str, int, int | None, str, int, int | None]]:
     """Return (engine, rank, GPU) of prefill and of the decode rank it writes to, rank by rank; GPU None on a CPU.
 
-    Raises InputError when the shape hands nothing over.
+    Raises InputError when the shape hands nothing over, or does so between hosts.
     """
-    prefill = [engine for engine in plan.engines if engine.kind == "prefill"]
-    decode = [engine for engine in plan.engines if engine.kind == "decode"]
+    prefill = [engine for engine in plan.workers if engine.kind == "prefill"]
+    decode = [engine for engine in plan.workers if engine.kind == "decode"]
+    far = [engine for engine in (*prefill, *decode) if engine in plan.elsewhere]
+    if far:
+        raise InputError(
+            f"{far[0].name} runs on {far[0].node}, and the proof moves memory within one host",
+            where="key hosts",
+            remedy="let the gate of the router prove the hand-off: `dsv41 gate` on its host",
+        )
     if not prefill or not decode:
         raise InputError(
             f"shape {plan.shape} hands nothing over", where="key shape", remedy="choose a shape with prefill and decode"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsv41_serving.sglang_plugin.contract.answers import count_answer
 from dsv41_serving.sglang_plugin.contract.errors import describe, describe_validation
+from dsv41_serving.sglang_plugin.contract.key import ask_for_key
 from dsv41_serving.sglang_plugin.contract.middleware import ContractMiddleware
 from dsv41_serving.sglang_plugin.contract.requests import ROUTES
 from dsv41_serving.sglang_plugin.drift import Patch
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 _ROOMS = 2**63
 
 
-def install(contract: Contract, *_state: object) -> None:
-    """Put the middleware in front of SGLang's application, and one shape on what pydantic refuses."""
+def install(contract: Contract, key: str, *_state: object) -> None:
+    """Put the middleware in front of SGLang's application, one shape on what pydantic refuses, and before all that the key."""
     from fastapi.exceptions import RequestValidationError  # noqa: PLC0415 - with the server, not with the plug-in
     from fastapi.responses import JSONResponse  # noqa: PLC0415
     from sglang.srt.entrypoints.http_server import app  # noqa: PLC0415
@@ -39,6 +40,8 @@ def install(contract: Contract, *_state: object) -> None:
 
     app.add_exception_handler(RequestValidationError, refuse)
     app.add_middleware(ContractMiddleware, contract=contract)
+    if key:
+        ask_for_key(key)
 
 
 def limit_answer(contract: Contract, manager: Any, obj: Any, input_ids: list[int] | None) -> None:
@@ -103,14 +106,14 @@ def _repeat(value: Any, count: int, *, single: bool) -> Any:
     return [each for each in ([value] if single else value) for _ in range(count)]
 
 
-def make_hooks(contract: Contract) -> tuple[Patch, ...]:
-    """Return the table of hooks that hold an engine to `contract`."""
+def make_hooks(contract: Contract, key: str = "") -> tuple[Patch, ...]:
+    """Return the table of hooks that hold an engine to `contract` and, unless it is empty, let it ask for `key`."""
     return (
         Patch(
             target="sglang.srt.entrypoints.http_server.set_global_state",
             signature="(global_state)",
             kind="before",
-            hook=partial(install, contract),
+            hook=partial(install, contract, key),
             why="SGLang answers an unknown model with 200, ignores what it does not know, and has three shapes of error",
             effect="every request passes the contract's middleware first",
         ),

@@ -7,8 +7,9 @@ import multiprocessing
 import os
 import sys
 
-from dsv41_serving.errors import EngineDriftError
+from dsv41_serving.errors import EngineDriftError, InputError
 from dsv41_serving.sglang_plugin import drift
+from dsv41_serving.sglang_plugin.contract import key
 from dsv41_serving.spec.model import Contract
 
 PLUGIN = "dsv41_contract"
@@ -22,7 +23,7 @@ def register() -> None:
 
     SGLang calls this in every process. A scheduler that was forked has the hooks already, and they are not applied twice.
     An SGLang that was started by hand, without the table, is left as it is. Exits with status 2 and one line when the
-    table cannot be read or SGLang is not the version the hooks are for: SGLang goes on after an `Exception` of a
+    table or the key cannot be read or SGLang is not the version the hooks are for: SGLang goes on after an `Exception` of a
     plug-in, not after `SystemExit`. Whether the contract is in force is asked by the gate, at `GET /contract`.
     """
     if VARIABLE not in os.environ:
@@ -37,9 +38,17 @@ def register() -> None:
         from dsv41_serving.sglang_plugin import ranks  # noqa: PLC0415 - needed here alone
         from dsv41_serving.sglang_plugin.contract import hooks, reasoning, seeds  # noqa: PLC0415 - web framework, torch
 
-        table = (*(hooks.make_hooks(contract) if serves else ()), *reasoning.HOOKS, *seeds.HOOKS, *ranks.HOOKS)
+        served = hooks.make_hooks(contract, _read_key()) if serves else ()
+        table = (*served, *reasoning.HOOKS, *seeds.HOOKS, *ranks.HOOKS)
         drift.apply(table)
     logger.info("%s: %d hooks in force for %s", PLUGIN, len(table), contract.served_model_name)
+
+
+def _read_key() -> str:
+    try:
+        return key.find_key()
+    except InputError as error:
+        raise EngineDriftError(error.problem, where=error.where, remedy=error.remedy) from None
 
 
 def _read_contract() -> Contract:

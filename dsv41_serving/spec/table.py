@@ -1,0 +1,20 @@
+"""What every table of a node file is: strict, frozen, without unknown keys."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class ContradictionError(ValueError):
+    """A value that is fine by itself and wrong beside another. `key` names it within the table that is checked."""
+
+    def __init__(self, key: str, problem: str) -> None:
+        """Say what is wrong with `key` and how to mend it."""
+        super().__init__(problem)
+        self.key = key
+
+
+class Table(BaseModel):
+    """Base of every table: unknown keys are refused, values are never coerced silently, results are immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
