@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,11 @@ from dsv41_serving.plan.files import write_toml
 from dsv41_serving.spec import leaves, load_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+SERVICES = ("prefill", "decode", "router")
+"""Groups of an inventory that say where a service of this name runs."""
+HOST_NAME = r"[a-z0-9][a-z0-9-]*"
 
 
 def dsv41_node_file(node: Mapping[str, Any], where: str) -> str:
@@ -30,9 +35,43 @@ def dsv41_node_file(node: Mapping[str, Any], where: str) -> str:
     return text
 
 
+def dsv41_layout(
+    groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]], here: str, node: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the tables of the node file of host `here` that say where services run; {} when `here` runs all of them.
+
+    `groups` are those of the inventory: prefill, decode and router name the host of each service. `node` is dsv41_node.
+    """
+    if "hosts" in node:
+        raise AnsibleFilterError(f"dsv41_node of {here}, key hosts: the groups {', '.join(SERVICES)} say it; remove it")
+    services = [name for name in SERVICES if groups.get(name)]
+    hosts: dict[str, dict[str, Any]] = {}
+    for name in services:
+        if len(groups[name]) > 1:
+            raise AnsibleFilterError(
+                f"inventory group {name} names {' and '.join(groups[name])}; name one: a service runs on one host"
+            )
+        (host,) = groups[name]
+        if not re.fullmatch(HOST_NAME, host):
+            raise AnsibleFilterError(
+                f"inventory host '{host}' becomes a name in the node file; use lower-case letters, digits and '-', "
+                "and write its address as ansible_host"
+            )
+        hosts.setdefault(host, {"address": _address(hostvars[host]), "services": []})["services"].append(name)
+        if device := hostvars[host].get("dsv41_device"):
+            hosts[host]["device"] = device
+    if services and here not in hosts:
+        raise AnsibleFilterError(f"inventory host '{here}' is in none of the groups {', '.join(services)}; add or remove it")
+    return {"node": {"name": here}, "hosts": hosts} if len(hosts) > 1 else {}
+
+
+def _address(variables: Mapping[str, Any]) -> str:
+    return str(variables.get("dsv41_address") or variables.get("ansible_host") or variables["inventory_hostname"])
+
+
 class FilterModule:
     """The names under which Ansible finds the filters."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Return the filters by name."""
-        return {"dsv41_node_file": dsv41_node_file}
+        return {"dsv41_node_file": dsv41_node_file, "dsv41_layout": dsv41_layout}

@@ -144,7 +144,7 @@ def complain(path: Path | None, profile: str | None = None, overrides: tuple[str
         pytest.param(
             "[engines.prefill]\nhost = '0.0.0.0'",
             "key engines.prefill.host: engines listen on loopback only, not on '0.0.0.0'; "
-            "remove it, clients use the router",
+            "remove it: clients use the router, other hosts [hosts]",
             id="engine on the network",
         ),
         pytest.param(

@@ -78,7 +78,7 @@ def test_a_flag_nobody_set_has_no_value() -> None:
         (
             "port",
             (
-                "the node file: there is no key 'port'; use one of: contract, engine, engines, kernels, memory, model, monitoring, "
+                "the node file: there is no key 'port'; use one of: contract, engine, engines, hosts, kernels, memory, model, monitoring, "
                 "node, profile, provenance, router, shape, shapes"
             ),
         ),
