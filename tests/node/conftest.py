@@ -93,11 +93,12 @@ class Operator:
         return play
 
 
-def ask(machine: Machine, prompt: str = "What is the capital of France?") -> dict[str, Any]:
+def ask(machine: Machine, prompt: str = "What is the capital of France?", *, key: str = "") -> dict[str, Any]:
     """Hold one conversation through the router of `machine`; return its answer."""
+    bearer = f"-H 'authorization: Bearer {key}'" if key else ""
     body = {"model": "deepseek-v4.1-flash", "messages": [{"role": "user", "content": prompt}], "max_tokens": 200}
     done = machine.run(
-        f"curl -sS --max-time 60 http://127.0.0.1:30001/v1/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'"
+        f"curl -sS --max-time 60 http://127.0.0.1:30001/v1/chat/completions -H 'content-type: application/json' {bearer} -d '{json.dumps(body)}'"
     )
     return json.loads(done.stdout)
 

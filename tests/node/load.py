@@ -1,6 +1,6 @@
 """Send conversations to a router until a file appears, then print what became of each. Runs on a node: standard library only.
 
-python3 load.py PORT STOP_FILE CLIENTS
+python3 load.py PORT STOP_FILE CLIENTS [KEY]
 """
 
 # ruff: noqa: T201 - this is a command
@@ -27,12 +27,13 @@ BODY = json.dumps(
 def main() -> None:
     """Run the clients; print a JSON list of {started, seconds, outcome}, started in Unix seconds."""
     port, stop, clients = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    key = {"authorization": f"Bearer {sys.argv[4]}"} if sys.argv[4:] else {}
     results = []
 
     def client() -> None:
         while not stop.exists():
             started = time.time()
-            outcome = converse(f"http://127.0.0.1:{port}/v1/chat/completions")
+            outcome = converse(f"http://127.0.0.1:{port}/v1/chat/completions", key)
             results.append({"started": started, "seconds": time.time() - started, "outcome": outcome})
             if outcome != "ok":
                 time.sleep(0.5)  # a client that was refused comes back, but not at once
@@ -45,9 +46,9 @@ def main() -> None:
     print(json.dumps(results))
 
 
-def converse(url: str) -> str:
+def converse(url: str, key: dict[str, str]) -> str:
     """Return 'ok' for an answer with words in it, else what went wrong."""
-    request = urllib.request.Request(url, BODY, {"content-type": "application/json"})  # noqa: S310 - the address of a router
+    request = urllib.request.Request(url, BODY, {"content-type": "application/json", **key})  # noqa: S310 - the address of a router
     try:
         with urllib.request.urlopen(request, timeout=120) as reply:  # noqa: S310
             message = json.load(reply)["choices"][0]["message"]

@@ -22,7 +22,7 @@ RECOVERY_S = 300.0
 
 
 @contextmanager
-def load_on(machine: Machine) -> Iterator[list[dict[str, Any]]]:
+def load_on(machine: Machine, key: str = "") -> Iterator[list[dict[str, Any]]]:
     """Keep CLIENTS conversations going while the block runs; the list holds what became of each afterwards."""
     (machine.root / "root/load.py").write_text(LOAD, encoding="utf-8")
     machine.run("rm -f /root/stop")
@@ -31,7 +31,7 @@ def load_on(machine: Machine) -> Iterator[list[dict[str, Any]]]:
         "-F",
         machine.network.ssh_config,
         machine.name,
-        f"python3 /root/load.py 30001 /root/stop {CLIENTS}",
+        f"python3 /root/load.py 30001 /root/stop {CLIENTS} {key}",
     ]
     results: list[dict[str, Any]] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as load:

@@ -1,0 +1,213 @@
+"""Prefill, decode and router on three machines of one bridge, deployed by the commands of the README."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.node.conftest import Operator, ask, give_packages
+from tests.node.machine import Machine, Network
+from tests.node.test_deploy import failing_targets
+from tests.node.test_faults import load_on, wait_until
+from tests.node.test_upgrade import releases
+
+KEY = "layout-key-7d20"
+KEY_FILE = "/etc/dsv41-key"
+# UCX names the lanes it opens at this level: what carries the hand-off is read from the log, not from the configuration.
+NODE_FILE: dict[str, Any] = {
+    "profile": "embedded",
+    "engine": {"cross_host": True, "env": {"UCX_LOG_LEVEL": "info"}},
+    "router": {"host": "0.0.0.0", "api_key_file": KEY_FILE},  # noqa: S104 - of a machine without a way out
+}
+
+
+@dataclass
+class LayoutOperator(Operator):
+    """Somebody with an inventory whose groups name three hosts, in the order prefill, decode, router."""
+
+    @property
+    def prefill(self) -> Machine:
+        return self.machines[0]
+
+    @property
+    def decode(self) -> Machine:
+        return self.machines[1]
+
+    @property
+    def router(self) -> Machine:
+        return self.machines[2]
+
+    def write_inventory(self, **node_file: Any) -> None:
+        """Write the inventory; `node_file` holds tables that take the place of those of NODE_FILE."""
+        groups = {
+            name: {
+                "hosts": {
+                    machine.name: {
+                        "ansible_host": machine.name,
+                        "ansible_ssh_common_args": f"-F {machine.network.ssh_config}",
+                        "dsv41_address": machine.address,
+                        "dsv41_device": "host0",
+                    }
+                }
+            }
+            for name, machine in zip(("prefill", "decode", "router"), self.machines, strict=True)
+        }
+        variables = {"dsv41_node": {**NODE_FILE, **node_file}, **self.variables}
+        inventory = self.directory / "hosts.json"
+        inventory.write_text(json.dumps({"dsv41": {"children": groups, "vars": variables}}, indent=2))
+
+
+@pytest.fixture(scope="module")
+def layout(operator: Operator, network: Network) -> Iterator[LayoutOperator]:
+    """Return the controller of three bare machines; the one of the other tests rests meanwhile."""
+    operator.node.run("systemctl stop dsv41.target 'dsv41-*'", check=False)
+    directory = network.directory / "hosts"
+    directory.mkdir()
+    own = Network(f"{network.bridge}h", network.prefix.replace("198.18", "198.19"), directory, network.template)
+    names = ["gpu-a", "gpu-b", "edge-c"]
+    for name in names:
+        give_packages(own, directory / name)
+        share_environments(operator.node.root, directory / name)
+        key = directory / name / KEY_FILE.lstrip("/")
+        key.write_text(f"{KEY}\n")
+        key.chmod(0o600)
+    with own.machines(names) as machines:
+        made = LayoutOperator(directory, machines, dict(operator.variables))
+        made.write_inventory()
+        yield made
+    operator.node.run("systemctl start dsv41.target", check=False)
+
+
+def share_environments(source: Path, target: Path) -> None:
+    """Let the machine at `target` have the environments of the one at `source`: releases that agree share them anyway."""
+    environments = source / "opt/dsv41/environments"
+    if environments.exists():
+        subprocess.run(["cp", "-al", environments, target / "opt/dsv41"], check=True)
+
+
+def status_of(machine: Machine, url: str, key: str = "") -> str:
+    """Return the HTTP status with which `url` answers `machine`; '000': nothing answers."""
+    bearer = f"-H 'authorization: Bearer {key}'" if key else ""
+    return machine.run(f"curl -s -o /dev/null -w '%{{http_code}}' --max-time 10 {bearer} {url}", check=False).stdout
+
+
+def services_of(machine: Machine) -> set[str]:
+    """Return the units of this project that run on `machine`, timers and the services they start left out."""
+    listed = machine.run("systemctl list-units --plain --no-legend --state=active 'dsv41-*.service'").stdout
+    return {line.split()[0].removesuffix(".service") for line in listed.splitlines()} - {
+        "dsv41-canary",
+        "dsv41-contract",
+    }
+
+
+def serves(layout: LayoutOperator) -> bool:
+    """Return whether every gate passes, that of the router with a conversation through both engines."""
+    return all(machine.run("dsv41 gate", check=False).returncode == 0 for machine in layout.machines)
+
+
+def current(machine: Machine) -> str:
+    (name,) = [release["name"] for release in releases(machine) if release["current"]]
+    return name
+
+
+def test_three_bare_machines_become_one_service(layout: LayoutOperator, figures: dict[str, object]) -> None:
+    figures["deploy: three bare machines to passed gate, s"] = layout.must_play("deploy").seconds
+    assert services_of(layout.prefill) == {"dsv41-prefill", "dsv41-exporter"}
+    assert services_of(layout.decode) == {"dsv41-decode", "dsv41-exporter"}
+    assert services_of(layout.router) == {"dsv41-router", "dsv41-exporter"}
+    assert layout.prefill.run("ls /etc/systemd/system/dsv41-*.timer", check=False).stdout == ""
+    assert layout.decode.run("systemctl is-active prometheus", check=False).stdout == "inactive\n"
+    assert ask(layout.router, key=KEY)["choices"][0]["finish_reason"] == "stop"
+    # Its own pages and those of the other two.
+    assert failing_targets(layout.router) == set()
+
+
+def test_nobody_is_answered_without_the_key(layout: LayoutOperator) -> None:
+    for machine, port in ((layout.prefill, 30100), (layout.decode, 30200)):
+        url = f"http://{machine.address}:{port}/v1/models"
+        assert [status_of(layout.router, url, key) for key in ("", "wrong", KEY)] == ["401", "401", "200"]
+        assert status_of(machine, f"http://127.0.0.1:{port}/health") == "000", "the engine listens on its address alone"
+    url = f"http://{layout.router.address}:30001/v1/chat/completions"
+    assert status_of(layout.prefill, url) == "401"
+    for machine in layout.machines:
+        found = machine.run(
+            f"journalctl --no-pager -o cat | grep -c {KEY}; grep -l {KEY} /proc/[0-9]*/cmdline", check=False
+        )
+        assert found.stdout == "0\n"
+
+
+def test_kv_went_over_tcp_between_the_hosts(layout: LayoutOperator) -> None:
+    log = layout.prefill.run("journalctl -t dsv41-prefill --no-pager -o cat | grep 'cfg#'").stdout
+    assert "tcp/host0" in log
+    page = f"http://{layout.prefill.address}:30100/metrics"
+    moved = layout.router.run(f"curl -s {page} | grep '^sglang:kv_transfer_total_mb_sum'").stdout
+    assert float(moved.split()[-1]) > 0
+
+
+def test_a_second_run_changes_nothing(layout: LayoutOperator) -> None:
+    before = [machine.run("systemctl show -P InvocationID 'dsv41-*.service'").stdout for machine in layout.machines]
+    play = layout.must_play("deploy")
+    assert play.changed == 0, play.output[-6000:]
+    after = [machine.run("systemctl show -P InvocationID 'dsv41-*.service'").stdout for machine in layout.machines]
+    assert after == before
+    layout.must_play("check")
+
+
+def test_verbs_of_the_whole_say_where_they_work(layout: LayoutOperator) -> None:
+    refused = layout.decode.run("dsv41 drain", check=False)
+    assert refused.returncode == 2
+    assert "the router runs on edge-c; run `dsv41 drain` there" in refused.stderr
+    layout.router.run("dsv41 drain")
+    url = f"http://{layout.router.address}:30001/readiness"
+    assert status_of(layout.router, url) == "503"
+    layout.router.run("dsv41 drain --undo")
+    assert ask(layout.router, key=KEY)["choices"][0]["finish_reason"] == "stop"
+
+
+def test_the_decode_host_reboots_and_only_requests_of_that_time_fail(
+    layout: LayoutOperator, figures: dict[str, object]
+) -> None:
+    others = "systemctl show -P InvocationID dsv41-prefill dsv41-router"
+    before = [machine.run(others).stdout for machine in (layout.prefill, layout.router)]
+    with load_on(layout.router, KEY) as results:
+        left = time.time()
+        layout.decode.reboot()
+        wait_until(lambda: serves(layout), "serving again")
+        recovered = time.time()
+        wait_until(lambda: time.time() > recovered + 5, "some more requests")
+    figures["reboot of the decode host: to serving again, s"] = round(recovered - left, 1)
+    figures["reboot of the decode host: requests by outcome"] = dict(Counter(result["outcome"] for result in results))
+    assert results[0]["outcome"] == "ok", "the load did not run before the reboot"
+    assert "empty answer" not in {result["outcome"] for result in results}
+    late = {result["outcome"] for result in results if result["started"] > recovered}
+    assert late == {"ok"}, "requests fail although the layout serves again"
+    assert [machine.run(others).stdout for machine in (layout.prefill, layout.router)] == before
+
+
+def test_an_upgrade_that_fails_on_one_host_is_taken_back_on_all(layout: LayoutOperator) -> None:
+    before = [current(machine) for machine in layout.machines]
+    layout.write_inventory(engines={"decode": {"args": {"no-such-flag": True}}})
+    play = layout.play("upgrade")
+    layout.write_inventory()
+    assert play.code != 0
+    assert [current(machine) for machine in layout.machines] == before
+    for machine, name in zip(layout.machines, before, strict=True):
+        assert f"{name} serves again" in play.output
+        assert [row["name"] for row in releases(machine) if row["failed"]] != []
+    assert serves(layout)
+    assert ask(layout.router, key=KEY)["choices"][0]["finish_reason"] == "stop"
+
+
+def test_stop_leaves_nothing(layout: LayoutOperator) -> None:
+    layout.must_play("stop")
+    for machine in layout.machines:
+        assert services_of(machine) == set()
+        assert machine.run("pgrep -u dsv41 -f 'sglang|launch_router'", check=False).stdout == ""
