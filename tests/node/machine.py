@@ -122,7 +122,8 @@ class Machine:
         _ip("-n", namespace, "link", "set", "lo", "up")
         cgroup.mkdir(exist_ok=True)
         nspawn = [
-            "systemd-nspawn", "--quiet", "--boot", f"--directory={self.root}", f"--machine={self.name}",
+            # In the network of the machine from the start: the /sys it mounts then shows the devices of that network.
+            "nsenter", f"--net=/run/netns/{namespace}", "systemd-nspawn", "--quiet", "--boot", f"--directory={self.root}", f"--machine={self.name}",
             "--register=no", "--keep-unit", "--link-journal=no", "--console=pipe", "--resolv-conf=off",
             f"--network-namespace-path=/run/netns/{namespace}",
             # nspawn's own filter would refuse it to every unit; the hand-off inside one machine needs it.

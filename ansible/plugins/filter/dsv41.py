@@ -61,7 +61,9 @@ def dsv41_layout(
         if device := hostvars[host].get("dsv41_device"):
             hosts[host]["device"] = device
     if services and here not in hosts:
-        raise AnsibleFilterError(f"inventory host '{here}' is in none of the groups {', '.join(services)}; add or remove it")
+        raise AnsibleFilterError(
+            f"inventory host '{here}' is in none of the groups {', '.join(services)}; add or remove it"
+        )
     return {"node": {"name": here}, "hosts": hosts} if len(hosts) > 1 else {}
 
 
