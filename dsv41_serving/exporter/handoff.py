@@ -26,9 +26,13 @@ class HandoffSource:
         """Return speed and lane of the slowest pair of ranks."""
         proof = read_proof(self._state_dir)
         if proof is None:
-            return
-        baseline, lane = metrics.HANDOFF_BASELINE.family(), metrics.HANDOFF_LANE.family()
+            return ()
+        baseline, prompt, lane = (
+            metrics.HANDOFF_BASELINE.family(),
+            metrics.HANDOFF_PROMPT.family(),
+            metrics.HANDOFF_LANE.family(),
+        )
         baseline.add_metric([], proof.best_gb_s)
+        prompt.add_metric([], proof.prompt_gb_s)
         lane.add_metric([proof.lane], 1)
-        yield baseline
-        yield lane
+        return baseline, prompt, lane

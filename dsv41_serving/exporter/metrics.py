@@ -143,6 +143,10 @@ KV_EXHAUSTION = _gauge(
 HANDOFF_BASELINE = _gauge(
     "dsv41_handoff_baseline_gb_s", "Hand-off speed that preflight measured on this node, in GB/s."
 )
+HANDOFF_PROMPT = _gauge(
+    "dsv41_handoff_prompt_gb_s",
+    "Speed that preflight measured on this node for one prompt's hand-off, in the blocks its pools have, in GB/s.",
+)
 HANDOFF_LANE = _gauge("dsv41_handoff_lane_info", "Always 1; the transport NIXL chose, as preflight saw it.", "lane")
 STEP_SECONDS = _gauge("dsv41_step_seconds", "Mean time of a decode step over the last look.", "service")
 STEP_INTERCEPT = _gauge(

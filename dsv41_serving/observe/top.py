@@ -86,7 +86,7 @@ ROWS: tuple[Row, ...] = (
     Row("KV free", 'dsv41:kv_free:ratio{pool="full"}', _share, bad=lambda free: free < FREE_LITTLE),
     Row("KV window free", 'dsv41:kv_free:ratio{pool="swa"}', _share, bad=lambda free: free < FREE_LITTLE),
     Row("KV full in", 'dsv41_kv_exhaustion_seconds{pool="full"}', _seconds, bad=lambda left: left < FULL_SOON_S),
-    Row("hand-off", "dsv41:handoff_gb_s:mean", _speed),
+    Row("hand-off", "min by (node, service) (dsv41:nixl_gb_s:mean) or on (node) dsv41:handoff_gb_s:mean", _speed),
     Row("hand-off, of measured", "dsv41:handoff_to_baseline:ratio", _share),
 )
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from dsv41_serving.plan.model import Plan
 
 STORED = Path("transport") / "proof.json"
+PROMPT_JOB = "prompt of"
+"""How the name of the job begins that moves one prompt's KV."""
 BULK_BYTES = 16 << 20
 # What of an engine's environment decides about the way data takes.
 _DECIDING = ("UCX_", "NIXL_", "PYTORCH_", "CUDA_", "NCCL_", "SGLANG_DISAGGREGATION_NIXL")
@@ -104,6 +106,15 @@ class Proof(BaseModel):
     collectives: tuple[Collective, ...] = ()
     short: bool = False
     """Whether it was taken before a start, with fewer sizes and rounds."""
+
+    @property
+    def prompt_gb_s(self) -> float:
+        """Median speed of one prompt's hand-off over the slowest pair; `best_gb_s` where none was moved.
+
+        What an engine can reach: its pools are many small blocks, and each costs the same on a fast link as on a slow one.
+        """
+        speeds = [step.median_gb_s for pair in self.pairs for step in pair.steps if step.name.startswith(PROMPT_JOB)]
+        return min(speeds, default=self.best_gb_s)
 
     @property
     def good(self) -> bool:

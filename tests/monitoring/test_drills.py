@@ -92,6 +92,7 @@ def drill(tmp_path_factory: pytest.TempPathFactory, webhook: Webhook) -> Iterato
             f"engine.context_length={POOL_TOKENS}",
             f"engines.decode.max_total_tokens={POOL_TOKENS}",
             "engines.decode.args.num-reserved-decode-tokens=64",
+            'engine.env.UCX_TLS="tcp"',
             # How fast a busy test machine answers is not what is drilled.
             "monitoring.first_token_objective_s=200.0",
             "monitoring.between_tokens_objective_s=8.0",
@@ -118,7 +119,7 @@ def test_a_node_that_nobody_talks_to_pages_until_the_canary_does(drill: Observed
 
 
 def test_a_slow_hand_off_pages(drill: ObservedStack, webhook: Webhook) -> None:
-    """The proof on this node saw a link a thousand times as fast as what the hand-off now makes of it."""
+    """The hand-off goes over TCP, and the proof on this node saw a link a thousand times as fast."""
     proof = Proof(
         date="2026-11-29",
         node="embedded",
@@ -126,7 +127,7 @@ def test_a_slow_hand_off_pages(drill: ObservedStack, webhook: Webhook) -> None:
         kernel_release=None,
         driver_version=None,
         backend="UCX",
-        lane="shm",
+        lane="tcp",
         best_gb_s=1000.0,
         prompt_ms=1.0,
         reason="",
@@ -152,7 +153,7 @@ def test_a_slow_hand_off_pages(drill: ObservedStack, webhook: Webhook) -> None:
     assert alert["labels"]["severity"] == "page"
     assert alert["annotations"]["runbook"] == "monitoring/runbook.md#dsv41handoffslow"
     told = drill.stack.run("explain", "HandoffSlow").stdout
-    assert "query dsv41_handoff_baseline_gb_s\n    value  1000\n" in told
+    assert "query dsv41_handoff_prompt_gb_s\n    value  1000\n" in told
 
 
 def test_a_drift_of_the_model_name_is_a_ticket(drill: ObservedStack, webhook: Webhook) -> None:

@@ -27,8 +27,8 @@ HAND_OFF = Row(
             title="Hand-off speed",
             question="Does the hand-off run at the speed of the link?",
             reading=(
-                "Per request, seen at prefill, and per transfer, counted by NIXL itself. Means are bytes over time; a small "
-                "request never reaches the speed of the link, which `dsv41 transport prove` measures. The lowest bucket of the "
+                "Per request, seen at prefill, and per transfer, counted by NIXL itself. Means are bytes over time. Blocks of "
+                "a pool never reach the speed of the link; `dsv41 transport prove` measures both. The lowest bucket of the "
                 "quantiles ends at 0.1 GB/s: below it only the means tell the truth."
             ),
             kind="lines",
@@ -52,6 +52,7 @@ HAND_OFF = Row(
                     + " / 1000",
                     "one transfer, by NIXL",
                 ),
+                Query(f"max({select('dsv41_handoff_prompt_gb_s')})", "what a prompt's blocks can do"),
                 Query(f"max({select('dsv41_handoff_baseline_gb_s')})", "what the link can do"),
             ),
             width=8,

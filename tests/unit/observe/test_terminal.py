@@ -143,7 +143,7 @@ TOP = {
     "dsv41:ttft_seconds:p99": [({}, float("nan"))],
     'dsv41:kv_free:ratio{pool="full"}': [({"service": "decode"}, 0.05), ({"service": "prefill"}, 1)],
     'dsv41_kv_exhaustion_seconds{pool="full"}': [({"service": "decode"}, float("inf"))],
-    "dsv41:handoff_gb_s:mean": [({}, 45.678)],
+    next(row.expression for row in ROWS if row.name == "hand-off"): [({"service": "prefill"}, 45.678)],
 }
 TICKET = {**ALERT, "labels": {"alertname": "Dsv41KvPoolFull", "severity": "ticket"}, "annotations": {"summary": "full"}}
 

@@ -284,6 +284,26 @@ def test_the_baseline_is_a_bulk_write() -> None:
     assert make_pair().best_gb_s == 8.0
 
 
+def test_what_a_hand_off_can_reach_is_the_slowest_pairs_prompt() -> None:
+    """In the blocks of the pools, which no large write resembles."""
+    decode = read_settings(load_spec(profile="embedded").spec, "decode")
+
+    def prompt(speed: float) -> Step:
+        return Step(
+            name=list_jobs(SMOLLM2, decode, on_gpu=False)[-1].name,
+            bytes=1,
+            blocks=60,
+            median_gb_s=speed,
+            best_gb_s=99.0,
+            median_ms=1.0,
+            first_ms=1.0,
+        )
+
+    proof = make_proof(make_pair(steps=(prompt(3.0),)), make_pair(steps=(prompt(2.5),)))
+    assert proof.prompt_gb_s == 2.5
+    assert make_proof(make_pair()).prompt_gb_s == 8.0
+
+
 def test_a_proof_is_kept_and_read_again(tmp_path: Path) -> None:
     proof = make_proof(make_pair())
     path = store_proof(proof, str(tmp_path))
