@@ -63,6 +63,15 @@ def open_client(access: Access, timeout_s: float, *, max_connections: int = 100)
     )
 
 
+def open_calls(access: Access, timeout_s: float = 30.0) -> httpx.Client:
+    """Return what `open_client` returns, for a program that does one thing after the other."""
+    return httpx.Client(
+        timeout=timeout_s,
+        auth=_Key(access) if access.key else None,
+        verify=_trust(access.certificate) if access.certificate else True,
+    )
+
+
 class _Key(httpx.Auth):
     def __init__(self, access: Access) -> None:
         self._origins = {_origin(httpx.URL(url)) for url in (access.origin, *access.workers)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -177,6 +177,86 @@ def bench_noise(result: Path, slower: float, floor: float, as_json: bool) -> Non
     for each in found:
         for line in explain(each, slower):
             click.echo(line)
+
+
+@bench.command("handoff")
+@_OUT
+@click.option("--prompt", "prompts", type=click.IntRange(min=1), multiple=True, help="Prompt lengths (default: three).")
+@_ROUNDS
+@click.pass_obj
+def bench_handoff(context: Context, out: Path, prompts: tuple[int, ...], rounds: int) -> None:
+    """Show where the time of a KV hand-off goes, stage by stage, on what runs now."""
+    from dsv41_serving.bench.handoff import ANSWER_TOKENS, as_json, describe_lengths, measure_handoffs  # noqa: PLC0415
+    from dsv41_serving.bench.protocol import load_words  # noqa: PLC0415
+    from dsv41_serving.check.access import find_access, open_calls  # noqa: PLC0415
+
+    plan, _ = context.plan()
+    spec = context.load().spec
+    longest = spec.engine.context_length - ANSWER_TOKENS - 8
+    chosen = sorted(prompts) or [min(length, longest) for length in (128, 1_024, longest)]
+    with open_calls(find_access(plan)) as client:
+        words = load_words(plan.model.path)
+        lengths = measure_handoffs(plan, words, chosen, rounds=rounds, client=client, say=_say)
+    _store_handoff(context, out, {"lengths": as_json(lengths)})
+    for line in describe_lengths(lengths):
+        click.echo(line)
+
+
+@bench.command("soak")
+@_OUT
+@click.option("--handoffs", type=click.IntRange(min=1), default=10_000, show_default=True, help="Requests to send.")
+@click.option(
+    "--restarts", type=click.IntRange(min=0), default=2, show_default=True, help="Times that decode is killed."
+)
+@click.pass_obj
+def bench_soak(context: Context, out: Path, handoffs: int, restarts: int) -> None:
+    """Send many requests, leave some, kill decode in between, and count what was corrupted or left behind: exit 1 if anything."""
+    import asyncio  # noqa: PLC0415
+    from dataclasses import asdict  # noqa: PLC0415
+
+    from dsv41_serving.bench.protocol import load_words  # noqa: PLC0415
+    from dsv41_serving.bench.soak import Outcome, describe, run_soak  # noqa: PLC0415
+    from dsv41_serving.check.access import find_access, open_client  # noqa: PLC0415
+
+    plan, _ = context.plan()
+    spec = context.load().spec
+
+    async def run() -> Outcome:
+        async with open_client(find_access(plan), 180.0) as client:
+            return await run_soak(
+                plan,
+                spec.node.state_dir,
+                load_words(plan.model.path),
+                handoffs=handoffs,
+                restarts=restarts,
+                client=client,
+                say=_say,
+            )
+
+    outcome = asyncio.run(run())
+    _store_handoff(context, out, {"outcome": asdict(outcome), "sound": outcome.sound})
+    for line in describe(outcome):
+        click.echo(line)
+    sys.exit(EXIT_OK if outcome.sound else EXIT_CHECK_FAILED)
+
+
+def _store_handoff(context: Context, out: Path, found: dict[str, Any]) -> None:
+    """Write a result of the hand-off with where it comes from."""
+    from dsv41_serving.bench.provenance import describe_run  # noqa: PLC0415
+
+    spec = context.load().spec
+    plan, _ = context.plan()
+    env = {name: value for engine in plan.engines for name, value in engine.env.items() if name.startswith("UCX_")}
+    result = {
+        **describe_run(" ".join(["dsv41", *sys.argv[1:]])),
+        "handoff": spec.handoff.model_dump(),
+        "env": env,
+        "engine_args": dict(spec.engine.args),
+        **found,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    _say(f"wrote {out}")
 
 
 @bench.command("report")

@@ -32,6 +32,7 @@ KEY_FILE = "DSV41_API_KEY_FILE"
 UCX_DEVICES = "UCX_NET_DEVICES"
 NIXL_LOOPBACK = "NIXL_TELEMETRY_PROMETHEUS_LOCAL"
 LOOPBACK_DEVICE = "lo"
+HANDOFF_PLUGIN = "dsv41_handoff"
 # Below node.state_dir.
 CRASH_DIR = "crash"
 
@@ -82,7 +83,7 @@ def plan_engine(spec: NodeSpec, name: str, placement: Placement, *, python: str,
             spec,
             name,
             {
-                **_base_env(spec, placement),
+                **_base_env(spec, engine, placement),
                 **_transfer_env(engine),
                 **_nixl_env(ports),
                 **spec.engine.env,
@@ -116,21 +117,28 @@ def _contract_flags(spec: NodeSpec) -> dict[str, FlagValue]:
     }
 
 
-def _contract_env(spec: NodeSpec) -> dict[str, str]:
-    """What SGLang has no flag for: the table itself, for this project's plug-in, and the encoder's defaults.
-
-    The list of plug-ins also keeps out those that other installed packages bring.
-    """
+def _plugins_env(spec: NodeSpec, engine: EngineRole) -> dict[str, str]:
+    """The plug-ins of this project that the engine loads; the list also keeps out those of other installed packages."""
     plugins = [CONTRACT_PLUGIN] if spec.engine.device == "cuda" else [PLATFORM, CONTRACT_PLUGIN]
     if spec.kernels.load:
         plugins.append(KERNELS_PLUGIN)
     if spec.model.synthetic_seed is not None:
         plugins.append(SYNTHETIC_PLUGIN)
+    hands_over = engine.role != "aggregated" and spec.engine.transfer_backend == "nixl"
+    if hands_over:
+        plugins.append(HANDOFF_PLUGIN)
+    return {
+        "SGLANG_PLUGINS": ",".join(plugins),
+        **({"DSV41_HANDOFF": spec.handoff.model_dump_json()} if hands_over else {}),
+    }
+
+
+def _contract_env(spec: NodeSpec) -> dict[str, str]:
+    """What SGLang has no flag for: the table itself, for this project's plug-in, and the encoder's defaults."""
     limit = spec.contract.max_thinking_tokens
     return {
         **({"SGLANG_MAX_THINK_TOKENS": str(limit)} if limit else {}),
         "DSV41_CONTRACT": spec.contract.model_dump_json(),
-        "SGLANG_PLUGINS": ",".join(plugins),
         "SGLANG_DEFAULT_THINKING": "true" if spec.contract.thinking else "false",
         "SGLANG_DSV41_REASONING_EFFORT": str(spec.contract.reasoning_effort),
     }
@@ -234,12 +242,13 @@ def _network_env(spec: NodeSpec, name: str, env: dict[str, str]) -> dict[str, st
     return {**kept, **device, **pages, "SGLANG_HOST_IP": host.address, KEY_FILE: spec.router.api_key_file}
 
 
-def _base_env(spec: NodeSpec, placement: Placement) -> dict[str, str]:
+def _base_env(spec: NodeSpec, engine: EngineRole, placement: Placement) -> dict[str, str]:
     env = {
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
         # Off, /health answers without a forward pass; the supervisor asks /health_generate when it wants one.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+        **_plugins_env(spec, engine),
         **_contract_env(spec),
         **_kernels_env(spec),
         **_synthetic_env(spec),

@@ -114,6 +114,7 @@ REFUSED_ENV: dict[str, str] = {
     "DSV41_KERNELS_SHADOW_EVERY": _OWNED.format(key="kernels.shadow_every"),
     "DSV41_SYNTHETIC_SEED": _OWNED.format(key="model.synthetic_seed"),
     "DSV41_API_KEY_FILE": _OWNED.format(key="router.api_key_file"),
+    "DSV41_HANDOFF": "it is the table [handoff]; set its keys instead",
     "DSV41_CONTRACT": "it is the table [contract]; set its keys instead",
     "SGLANG_PLUGINS": "it names the plug-ins of this project; remove it",
     "SGLANG_GRPC_PORT": "the contract is held in the HTTP server and gRPC goes around it; remove it",

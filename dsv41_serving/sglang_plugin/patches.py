@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import xgrammar
 
 from dsv41_serving.errors import EngineDriftError
 from dsv41_serving.sglang_plugin.drift import Patch, stop_on_drift
+from dsv41_serving.sglang_plugin.handoff.pools import view_items
 from dsv41_serving.sglang_plugin.platform import PLATFORM
 
 if TYPE_CHECKING:
@@ -72,6 +74,18 @@ def mask_on_cpu(logits: torch.Tensor, vocab_mask: torch.Tensor) -> None:
     xgrammar.apply_token_bitmask_inplace(logits, vocab_mask, backend="cpu")
 
 
+def sum_on_cpu(computer: Any, pages: torch.Tensor, states: torch.Tensor | None = None) -> int:
+    """Return the Adler-32 of the items `pages` of every KV pool and `states` of every state buffer, pool after pool."""
+    kv = [(address, size, pages) for address, size in zip(computer._kv_data_ptrs, computer._kv_item_lens, strict=True)]  # noqa: SLF001
+    rest = zip(computer._state_data_ptrs, computer._state_item_lens, strict=True)  # noqa: SLF001
+    total = zlib.adler32(b"")
+    for address, size, items in (*kv, *((address, size, states) for address, size in rest)):
+        if items is not None and len(items):
+            pool = view_items(address, size, int(items.max()) + 1)
+            total = zlib.adler32(pool[items].numpy().data, total)
+    return total
+
+
 PATCHES = (
     Patch(
         target="sglang.srt.entrypoints.engine._set_envs_and_config",
@@ -120,5 +134,13 @@ PATCHES = (
         hook=mask_on_cpu,
         why="the thinking-budget mask raises `Unsupported device: cpu`: it has no CPU branch, unlike the grammar's own",
         effect="the mask is applied by xgrammar's CPU function",
+    ),
+    Patch(
+        target="sglang.srt.disaggregation.checksum.KvChecksumComputer.compute",
+        signature="(self, kv_page_indices_gpu, state_indices_gpu=None)",
+        kind="replace",
+        hook=sum_on_cpu,
+        why="--disaggregation-enable-kv-checksum ends the scheduler: its sum is a CUDA kernel",
+        effect="the same check of every hand-off, with zlib's sum",
     ),
 )

@@ -282,6 +282,19 @@ class Kernels(Table):
         return self
 
 
+class Handoff(Table):
+    """How prefill hands KV to decode over NIXL."""
+
+    packed: bool = Field(
+        default=False,
+        description="Gather the pages of a chunk into one block, write it at once and scatter it at decode; both ends need it.",
+    )
+    slots: int = Field(4, ge=1, le=64, description="Blocks under way to one decode rank.")
+    slot_mib: int = Field(
+        32, ge=1, le=1024, description="Size of a block; each rank holds slots times this, on its GPU where it has one."
+    )
+
+
 # Bounds of SGLang 0.5.23's histograms in seconds: a share of good requests can be counted only at one of them.
 FIRST_TOKEN_BOUNDS = (
     0.1,
@@ -403,6 +416,7 @@ class NodeSpec(Table):
     router: Router = Field(default=Router(), description="The API.")
     contract: Contract = Field(default=Contract(), description="What clients get.")
     kernels: Kernels = Field(default=Kernels(), description="This project's kernels.")
+    handoff: Handoff = Field(default=Handoff(), description="The KV hand-off.")
     monitoring: Monitoring = Field(default=Monitoring(), description="What is scraped.")
     memory: Memory = Field(default=Memory(), description="Memory the plan counts with.")
     provenance: Provenance = Field(description="Where the values come from.")
@@ -419,6 +433,15 @@ class NodeSpec(Table):
     def _synthetic_has_a_gpu(self) -> NodeSpec:
         if self.model.synthetic_seed is not None and self.engine.device != "cuda":
             raise ContradictionError("model.synthetic_seed", "only an engine on GPUs draws its weights; remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _packing_has_nixl(self) -> NodeSpec:
+        if self.handoff.packed and self.engine.transfer_backend != "nixl":
+            raise ContradictionError(
+                "handoff.packed",
+                f"it packs for NIXL and engine.transfer_backend is '{self.engine.transfer_backend}'; set it to false",
+            )
         return self
 
     @model_validator(mode="after")

@@ -8,6 +8,7 @@ from dsv41_serving.dashboards.promql import (
     ENGINE,
     PREFILL,
     buckets,
+    mean,
     or_zero,
     quantile,
     ratio,
@@ -184,6 +185,41 @@ HAND_OFF = Row(
             steps=(Step(0.1, "red"),),
             empty=NO_NIXL,
             alerts=("Dsv41NixlErrors",),
+        ),
+        Panel(
+            title="Where a hand-off spends its time",
+            question="Which stage of a hand-off takes the time?",
+            reading=(
+                "Means per request and rank; the chunks of a request are added up. Decode's `receive` is left out, the whole prefill is "
+                "in it. `dsv41 bench handoff` measures one request at a time."
+            ),
+            kind="stack",
+            unit="s",
+            queries=(
+                Query(
+                    mean("dsv41_handoff_stage_seconds", ENGINE, 'stage!="receive"', by=("role", "stage")),
+                    "{{role}} {{stage}}",
+                ),
+            ),
+            width=12,
+        ),
+        Panel(
+            title="Blocks of a hand-off",
+            question="How many blocks does NIXL move for one request, and do requests go packed?",
+            reading="Between two H200s a block costs about 7.5 us, whatever its size. A packed hand-off needs a handful.",
+            kind="lines",
+            unit="short",
+            queries=(
+                Query(mean("dsv41_handoff_descriptors", PREFILL), "blocks"),
+                Query(total_rate("dsv41_handoff_transfers_total", PREFILL, by=("path",)), "{{path}}/s", right=True),
+                Query(
+                    total_rate("dsv41_handoff_fallbacks_total", ENGINE, by=("reason",)),
+                    "not packed: {{reason}}/s",
+                    right=True,
+                ),
+                Query(total(select("dsv41_handoff_slots_busy", PREFILL)), "slots in use", right=True),
+            ),
+            width=12,
         ),
     ),
 )

@@ -13,7 +13,7 @@ import pytest
 from dsv41_serving.errors import InputError
 from dsv41_serving.plan.flags import flag_args
 from dsv41_serving.run.launch_router import PACKAGES as ROUTERS
-from dsv41_serving.spec.model import Contract
+from dsv41_serving.spec.model import Contract, Handoff
 from tests.unit.plan.machines import plan_for, turn_into
 
 if TYPE_CHECKING:
@@ -472,7 +472,8 @@ def test_the_environment_of_an_engine(two_sockets: Facts) -> None:
     assert Contract.model_validate_json(contract) == Contract()
     assert env["prefill"] == {
         "DSV41_CONTRACT": contract,
-        "SGLANG_PLUGINS": "dsv41_contract",
+        "DSV41_HANDOFF": Handoff().model_dump_json(),
+        "SGLANG_PLUGINS": "dsv41_contract,dsv41_handoff",
         "SGLANG_DSV41_REASONING_EFFORT": "high",
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",

@@ -65,7 +65,13 @@ def test_every_engine_gets_the_same(two_sockets: Facts, profile: str, shape: str
     assert table == plan.contract.model_dump()
     assert (table["served_model_name"], table["aliases"]) == ("other", ["one", "two"])
     assert contracts[0] == {
-        "SGLANG_PLUGINS": "dsv41_embedded,dsv41_contract" if profile == "embedded" else "dsv41_contract",
+        "SGLANG_PLUGINS": ",".join(
+            (
+                *(["dsv41_embedded"] if profile == "embedded" else []),
+                "dsv41_contract",
+                *(["dsv41_handoff"] if shape == "pd" else []),
+            )
+        ),
         "SGLANG_DEFAULT_THINKING": "false",
         "SGLANG_DSV41_REASONING_EFFORT": "42",
         "SGLANG_MAX_THINK_TOKENS": "9",

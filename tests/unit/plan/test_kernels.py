@@ -10,7 +10,7 @@ from dsv41_kernels.plugin import start
 from dsv41_kernels.plugin.modes import Mode, parse
 from dsv41_serving.errors import InputError
 from dsv41_serving.facts import Facts
-from dsv41_serving.plan.engine import KERNELS_PLUGIN
+from dsv41_serving.plan.engine import HANDOFF_PLUGIN, KERNELS_PLUGIN
 from dsv41_serving.spec.model import KernelMode, KernelOp
 from tests.unit.plan.machines import plan_for
 
@@ -32,7 +32,7 @@ def test_every_engine_is_told_the_same(two_sockets: Facts) -> None:
     """What the plan writes is what the plug-in reads."""
     overrides = ("kernels.load=true", "kernels.ops={compress='on', sparse_decode='shadow'}", "kernels.shadow_every=7")
     for engine in plan_for(two_sockets, "h200x8", *overrides).engines:
-        assert engine.env["SGLANG_PLUGINS"].split(",") == ["dsv41_contract", KERNELS_PLUGIN]
+        assert engine.env["SGLANG_PLUGINS"].split(",") == ["dsv41_contract", KERNELS_PLUGIN, HANDOFF_PLUGIN]
         read = parse(engine.env["DSV41_KERNELS"], list(typing.get_args(KernelOp)))
         assert read == {"compress": Mode.ON, "sparse_decode": Mode.SHADOW}
         assert engine.env["DSV41_KERNELS_SHADOW_EVERY"] == "7"

@@ -11,7 +11,7 @@ import pytest
 from dsv41_kernels.serve import weights
 from dsv41_serving.errors import InputError
 from dsv41_serving.facts import Facts
-from dsv41_serving.plan.engine import SYNTHETIC_PLUGIN
+from dsv41_serving.plan.engine import HANDOFF_PLUGIN, SYNTHETIC_PLUGIN
 from tests.unit.plan.machines import plan_for, turn_into
 
 ROOT = Path(__file__).parents[3]
@@ -25,7 +25,10 @@ def test_both_engines_draw_the_same_weights(two_sockets: Facts, shape: str) -> N
     for engine in plan.engines:
         assert engine.argv[engine.argv.index("--load-format") + 1] == "dummy"
         assert engine.env[weights.VARIABLE] == "7"
-        assert engine.env["SGLANG_PLUGINS"].split(",") == ["dsv41_contract", SYNTHETIC_PLUGIN]
+        assert engine.env["SGLANG_PLUGINS"].split(",") == [
+            *("dsv41_contract", SYNTHETIC_PLUGIN),
+            *([HANDOFF_PLUGIN] if shape == "pd" else []),
+        ]
 
 
 def test_a_checkpoint_is_read(two_sockets: Facts) -> None:

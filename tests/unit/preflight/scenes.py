@@ -83,7 +83,10 @@ def good_scene(facts: Facts, profile: str, *overrides: str) -> Scene:
             locked=260,
             differences=(),
             torch_cuda="13.0",
-            engine_plugins={"dsv41_contract": "dsv41-serving", "dsv41_kernels": "dsv41-serving", "other": "other-dist"},
+            engine_plugins={
+                **dict.fromkeys(("dsv41_contract", "dsv41_handoff", "dsv41_kernels"), "dsv41-serving"),
+                "other": "other-dist",
+            },
             reasoning_parsers=("deepseek-v4", "deepseek-v41"),
             tool_parsers=("deepseekv4", "deepseekv41"),
         ),

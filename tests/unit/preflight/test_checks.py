@@ -111,7 +111,7 @@ WRONG: dict[str, list[tuple[Callable[[Scene], Scene], str, str]]] = {
         (on.packages(torch_cuda=None), "fail", "not installed with CUDA"),
     ],
     "versions.plugins": [
-        (on.packages(engine_plugins={}), "fail", "plug-in dsv41_contract is not installed"),
+        (on.packages(engine_plugins={}), "fail", "plug-in dsv41_contract, dsv41_handoff is not installed"),
     ],
     "versions.parsers": [
         (on.packages(tool_parsers=("deepseekv4",)), "fail", "contract.tool_call_parser deepseekv41"),

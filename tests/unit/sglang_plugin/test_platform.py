@@ -112,3 +112,27 @@ def test_mask_forbids_tokens_on_cpu() -> None:
     logits = torch.zeros(1, 32)
     patches.mask_on_cpu(logits, torch.tensor([[0b101]], dtype=torch.int32))
     assert torch.isinf(logits[0]).tolist() == [token not in (0, 2) for token in range(32)]
+
+
+def test_the_checksum_on_a_cpu_is_that_of_the_items_in_order() -> None:
+    """Adler-32 of what stands at the given items of every pool; a byte elsewhere does not matter, one of theirs does."""
+    import zlib
+    from types import SimpleNamespace
+
+    from dsv41_serving.sglang_plugin.patches import sum_on_cpu
+
+    kv, state = torch.arange(40, dtype=torch.uint8).view(10, 4), torch.arange(100, 112, dtype=torch.uint8).view(2, 6)
+    computer = SimpleNamespace(
+        _kv_data_ptrs=[kv.data_ptr()],
+        _kv_item_lens=[4],
+        _state_data_ptrs=[state.data_ptr()],
+        _state_item_lens=[6],
+    )
+    pages, rows = torch.tensor([3, 1]), torch.tensor([1])
+    expected = zlib.adler32(bytes([12, 13, 14, 15, 4, 5, 6, 7, *range(106, 112)]))
+    assert sum_on_cpu(computer, pages, rows) == expected
+    kv[0, 0] = 99
+    assert sum_on_cpu(computer, pages, rows) == expected
+    kv[3, 0] = 99
+    assert sum_on_cpu(computer, pages, rows) != expected
+    assert sum_on_cpu(computer, torch.tensor([], dtype=torch.int64)) == 1

@@ -78,8 +78,8 @@ def test_a_flag_nobody_set_has_no_value() -> None:
         (
             "port",
             (
-                "the node file: there is no key 'port'; use one of: contract, engine, engines, hosts, kernels, memory, model, monitoring, "
-                "node, profile, provenance, router, shape, shapes"
+                "the node file: there is no key 'port'; use one of: contract, engine, engines, handoff, hosts, kernels, memory, "
+                "model, monitoring, node, profile, provenance, router, shape, shapes"
             ),
         ),
         (

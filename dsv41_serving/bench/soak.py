@@ -1,0 +1,259 @@
+"""Many hand-offs on a running pair, with clients that leave and a decode engine that dies, and what became of them.
+
+Meant for an engine with `disaggregation-enable-kv-checksum`: decode then compares the KV it got with what prefill sent, for every
+request. Answers are compared as well, with those the same prompts got alone; a batch may round otherwise, so a different answer
+without a failed checksum is no proof of corruption.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from dsv41_serving.bench.handoff import read_page
+from dsv41_serving.check.metrics import HAND_OFF_QUEUES, KV_USED, MetricsPage
+from dsv41_serving.errors import GateError
+from dsv41_serving.run.record import Records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dsv41_serving.bench.scenario import Words
+    from dsv41_serving.plan.model import Plan
+
+AT_ONCE = 8
+ANSWER_TOKENS = 6
+LENGTHS = (1, 2, 7, 16, 33, 64, 90, 128, 200, 256, 300, 400, 512, 700, 900, 1_200)
+KINDS = {"answer": 70, "cancel": 15, "leave": 10, "long answer": 5}
+"""Per cent: a whole answer; a client that goes within 0.2 s; one that goes after the first token; an answer of 64 tokens."""
+MISMATCH = re.compile("KV checksum mismatch")
+_SETTLE_S = 60.0
+_RECOVERY_S = 300.0
+_TIMEOUT_S = 180.0
+
+
+@dataclass
+class Outcome:
+    """What was counted."""
+
+    requests: dict[str, int] = field(default_factory=dict)
+    """By kind and end: `answer: same`, `answer: other text`, `answer: error`, `cancel: gone`, ..."""
+    handoffs: dict[str, int] = field(default_factory=dict)
+    """Finished ones by path, as the engines count them; those of an engine that was killed are counted until shortly before."""
+    fallbacks: dict[str, int] = field(default_factory=dict)
+    restarts: int = 0
+    failed_transfers: float = 0
+    retracted: float = 0
+    checksum_mismatches: int = 0
+    slots_busy_at_end: float = 0
+    kv_used_at_end: float = 0
+    queued_at_end: float = 0
+    seconds: float = 0.0
+
+    @staticmethod
+    def add(counts: dict[str, int], name: str, by: int = 1) -> None:
+        """Count `name` `by` times."""
+        counts[name] = counts.get(name, 0) + by
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing was corrupted and nothing was left behind."""
+        left = self.slots_busy_at_end + self.kv_used_at_end + self.queued_at_end
+        return self.checksum_mismatches == 0 and left == 0 and sum(self.handoffs.values()) > 0
+
+
+async def run_soak(
+    plan: Plan,
+    state_dir: str,
+    words: Words,
+    *,
+    handoffs: int,
+    restarts: int,
+    client: httpx.AsyncClient,
+    say: Callable[[str], None],
+) -> Outcome:
+    """Keep AT_ONCE requests going until about `handoffs` were sent, killing decode `restarts` times in between.
+
+    Raises GateError when the pair does not come back or an engine does not answer at the end.
+    """
+    soak = _Soak(plan, state_dir, client, say)
+    prompts = {length: words.write(length, f"soak/{length}") for length in LENGTHS}
+    expected = await soak.learn(prompts)
+    began = time.monotonic()
+    for part in range(restarts + 1):
+        if part:
+            await soak.kill_decode()
+        await soak.load(prompts, expected, handoffs // (restarts + 1), seed=part)
+        await soak.count()
+    await soak.settle()
+    soak.outcome.seconds = round(time.monotonic() - began, 1)
+    soak.outcome.checksum_mismatches = count_mismatches(state_dir)
+    return soak.outcome
+
+
+def count_mismatches(state_dir: str) -> int:
+    """Return how many hand-offs decode's logs call corrupt; those of engines that were replaced are kept beside."""
+    logs = Path(state_dir, "log").glob("decode*.log*")
+    return sum(len(MISMATCH.findall(path.read_text(encoding="utf-8", errors="replace"))) for path in logs)
+
+
+def describe(outcome: Outcome) -> list[str]:
+    """Return the counts as lines."""
+    lines = []
+    for name, value in asdict(outcome).items():
+        shown = (
+            ", ".join(f"{key} {count:g}" for key, count in sorted(value.items()))
+            if isinstance(value, dict)
+            else f"{value:g}"
+        )
+        lines.append(f"{name.replace('_', ' '):<22}{shown or 'none'}")
+    return lines
+
+
+class _Soak:
+    def __init__(self, plan: Plan, state_dir: str, client: httpx.AsyncClient, say: Callable[[str], None]) -> None:
+        self.outcome = Outcome()
+        self._plan = plan
+        self._records = Records(state_dir)
+        self._client = client
+        self._say = say
+
+    async def learn(self, prompts: dict[int, str]) -> dict[tuple[int, int], str]:
+        """Return (length, tokens) -> the answer of a prompt that is asked alone, where asking twice gives the same."""
+        learned = {}
+        for length, prompt in prompts.items():
+            for tokens in (ANSWER_TOKENS, 64):
+                first, second = [await self._ask(prompt, tokens) for _ in range(2)]
+                if first == second:
+                    learned[length, tokens] = first
+        self._say(f"{len(learned)} of {2 * len(prompts)} answers are the same when asked twice")
+        return learned
+
+    async def load(
+        self, prompts: dict[int, str], expected: dict[tuple[int, int], str], count: int, *, seed: int
+    ) -> None:
+        """Send `count` requests, AT_ONCE at a time."""
+        choice = random.Random(seed)  # noqa: S311 - reproducible on purpose
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def one(kind: str, length: int, delay_s: float) -> None:
+            try:
+                end = await self._meet(kind, prompts[length], length, expected, delay_s)
+            except (httpx.HTTPError, ValueError, KeyError):
+                end = "error"
+            Outcome.add(self.outcome.requests, f"{kind}: {end}")
+            slots.release()
+            if (sent := sum(self.outcome.requests.values())) % 250 == 0:
+                self._say(f"{sent} requests")
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(count):
+                await slots.acquire()
+                kind = choice.choices([*KINDS], [*KINDS.values()])[0]
+                group.create_task(one(kind, choice.choice(LENGTHS), choice.uniform(0, 0.2)))
+
+    async def kill_decode(self) -> None:
+        """Kill decode while requests run, and wait until the pair serves again."""
+        before = {record.name: record.pid for record in self._records.read_services()}
+        pid = before["decode"]
+        if pid is None:
+            raise GateError("decode does not run", where=self._plan.node, remedy="start the deployment")
+        writer = asyncio.create_task(self._ask("Tell me a long story about the sea.", 200))
+        await asyncio.sleep(0.3)
+        os.kill(pid, signal.SIGKILL)
+        with suppress(httpx.HTTPError, ValueError, KeyError):
+            await writer
+        deadline = time.monotonic() + _RECOVERY_S
+        while time.monotonic() < deadline:
+            await asyncio.sleep(1)
+            stack = self._records.read_stack()
+            now = {record.name: record.pid for record in self._records.read_services()}
+            if stack is not None and stack.state == "ready" and now.get("decode") not in {None, pid}:
+                self.outcome.restarts += 1
+                self._say(f"decode was killed and serves again ({self.outcome.restarts})")
+                return
+        raise GateError("the pair did not come back", where="decode", remedy="read the logs")
+
+    async def count(self) -> None:
+        """Add what the engines have counted since they started."""
+        for engine in self._plan.engines:
+            text = await self._fetch(engine.metrics_url)
+            page, all_of_it = read_page(text), MetricsPage(text)
+            for name, value in page.items():
+                if match := re.fullmatch(r"dsv41_handoff_(transfers|fallbacks)_total\{(\w+)\}", name):
+                    counter = self.outcome.handoffs if match[1] == "transfers" else self.outcome.fallbacks
+                    Outcome.add(counter, match[2], int(value))
+            self.outcome.failed_transfers += all_of_it.total("sglang:num_transfer_failed_reqs_total")
+            self.outcome.retracted += all_of_it.total("sglang:num_retracted_requests_total")
+
+    async def settle(self) -> None:
+        """Wait until nothing is under way, and note what is left."""
+        deadline = time.monotonic() + _SETTLE_S
+        while True:
+            pages = [MetricsPage(await self._fetch(engine.metrics_url)) for engine in self._plan.engines]
+            left = [
+                sum(page.total(*names) for page in pages)
+                for names in ((KV_USED,), HAND_OFF_QUEUES, ("dsv41_handoff_slots_busy",))
+            ]
+            if not any(left) or time.monotonic() > deadline:
+                self.outcome.kv_used_at_end, self.outcome.queued_at_end, self.outcome.slots_busy_at_end = left
+                return
+            await asyncio.sleep(1)
+
+    async def _meet(
+        self, kind: str, prompt: str, length: int, expected: dict[tuple[int, int], str], delay_s: float
+    ) -> str:
+        """Send one request of a kind and return how it ended."""
+        if kind == "cancel":
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ask(prompt, ANSWER_TOKENS), delay_s)
+                return "answered before"
+            return "gone"
+        if kind == "leave":
+            async with self._client.stream(
+                "POST", self._url, json={**self._body(prompt, 64), "stream": True}
+            ) as response:
+                async for line in response.aiter_lines():
+                    if line.startswith("data: {"):
+                        return "gone" if "error" not in json.loads(line[6:]) else "error"
+            return "error"
+        tokens = 64 if kind == "long answer" else ANSWER_TOKENS
+        answer = await self._ask(prompt, tokens)
+        if (length, tokens) not in expected:
+            return "not compared"
+        return "same" if answer == expected[length, tokens] else "other text"
+
+    async def _ask(self, prompt: str, tokens: int) -> str:
+        response = await self._client.post(self._url, json=self._body(prompt, tokens), timeout=_TIMEOUT_S)
+        response.raise_for_status()
+        return str(response.json()["choices"][0]["text"])
+
+    async def _fetch(self, url: str) -> str:
+        try:
+            return (await self._client.get(url)).raise_for_status().text
+        except httpx.HTTPError as error:
+            raise GateError(f"does not answer ({type(error).__name__})", where=url, remedy="read the logs") from None
+
+    @property
+    def _url(self) -> str:
+        return f"{self._plan.router.url}/v1/completions"
+
+    def _body(self, prompt: str, tokens: int) -> dict[str, Any]:
+        return {
+            "model": self._plan.served_model_name,
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }

@@ -1,0 +1,255 @@
+"""Prefill's side of the packed hand-off: blocks are gathered, written and announced; without a slot SGLang's own path is taken."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dsv41_serving.sglang_plugin.handoff import metrics
+from dsv41_serving.sglang_plugin.handoff.pools import UnpackableError, size_of
+from dsv41_serving.sglang_plugin.handoff.ring import Ring
+from dsv41_serving.sglang_plugin.handoff.staging import Side, logger
+from dsv41_serving.sglang_plugin.handoff.wire import CREDIT, Arrival, Credit, Offer, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from dsv41_serving.sglang_plugin.handoff.waterfall import Waterfall
+
+SLOT_WAIT_S = 2.0
+"""Longest wait for a slot; then SGLang's own path is faster than more waiting."""
+LOST_AFTER_S = 30.0
+"""A slot whose credit has not come for so long belongs to an engine that has gone."""
+
+
+@dataclass
+class Peer:
+    """A decode rank that takes packed blocks, and the slots of its staging area."""
+
+    offer: Offer
+    ring: Ring
+    device: int
+    endpoint: tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Posted:
+    """A write under way."""
+
+    name: str
+    peer: Peer
+    source: int
+    arrival: Arrival
+
+
+class Sender:
+    """The packing of one prefill rank. Registration and credits come on one thread, writes on SGLang's sending threads."""
+
+    def __init__(self, side: Side, waterfall: Waterfall) -> None:
+        """Send blocks of the size and number that `side` says."""
+        self._side = side
+        self._waterfall = waterfall
+        self._peers: dict[str, Peer] = {}
+        self._seen: set[str] = set()
+        self._source = Ring(side.slots)
+        self._posted: dict[int, Posted] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def busy(self) -> int:
+        """Slots in use, here and towards every peer."""
+        return self._source.busy + sum(peer.ring.busy for peer in list(self._peers.values()))
+
+    def add_peer(self, _result: None, manager: Any, info: Any) -> None:
+        """A decode rank has registered; decide once how it is served."""
+        name = info.agent_name
+        if name in self._seen:
+            return
+        self._seen.add(name)
+        self._drop_lost()
+        reason, why = self._refusal(manager, info)
+        if reason:
+            metrics.fallbacks().labels(reason).inc()
+            logger.warning("packed hand-off: not to %s:%s, %s", info.endpoint, info.dst_port, why)
+            return
+        offer: Offer = info.dsv41_offer
+        self._peers[name] = Peer(offer, Ring(offer.slots), info.gpu_id, (info.endpoint, info.dst_port))
+        logger.info(
+            "packed hand-off: to %s:%s, %d slots of %d bytes",
+            info.endpoint,
+            info.dst_port,
+            offer.slots,
+            offer.slot_bytes,
+        )
+
+    def send_pages(  # noqa: PLR0917 - SGLang's signature
+        self,
+        original: Callable[..., Any],
+        manager: Any,
+        peer_name: str,
+        prefill_kv_indices: Any,
+        dst_kv_ptrs: Any,
+        dst_kv_indices: Any,
+        *rest: Any,
+        **options: Any,
+    ) -> Any:
+        """Write the KV pages of a chunk: as blocks of as many pages as a slot holds, what finds no slot on SGLang's path."""
+        peer = self._peers.get(peer_name)
+        at, handle = 0, None
+        if peer is not None:
+            # A page that fits into no slot is refused as it is.
+            each = max(1, min(peer.offer.slot_bytes, self._side.slot_bytes) // self._side.groups[0].bytes_per_item)
+            while at < len(prefill_kv_indices):
+                if handle is not None:
+                    _settle(manager, handle)
+                pages = slice(at, at + each)
+                parts = (prefill_kv_indices[pages],), (dst_kv_indices[pages],)
+                handle = self._post(manager, peer_name, (0,), *parts)
+                if handle is None:
+                    break
+                at += each
+        if handle is not None:
+            return handle
+        self._waterfall.current.paths.add("stock")
+        remainder = prefill_kv_indices[at:], dst_kv_ptrs, dst_kv_indices[at:]
+        return original(manager, peer_name, *remainder, *rest, **options)
+
+    def send_states(  # noqa: PLR0917 - SGLang's signature
+        self,
+        original: Callable[..., Any],
+        manager: Any,
+        peer_name: str,
+        prefill_state_indices: Sequence[Any],
+        dst_state_data_ptrs: Any,
+        dst_state_indices: Sequence[Any],
+        *rest: Any,
+        **options: Any,
+    ) -> Iterator[Any]:
+        """Write the states of a request as one block, or on SGLang's path."""
+        there = [number for number, items in enumerate(prefill_state_indices) if items is not None and len(items)]
+        source = [prefill_state_indices[number] for number in there]
+        target = [dst_state_indices[number] for number in there if number < len(dst_state_indices)]
+        handle = None
+        # Where the numbers of items differ, SGLang's path says so and fails the request.
+        if peer_name in self._peers and [*map(len, source)] == [*map(len, target)]:
+            if not there:
+                return
+            handle = self._post(manager, peer_name, [1 + number for number in there], source, target)
+        if handle is not None:
+            yield handle
+            return
+        self._waterfall.current.paths.add("stock")
+        indices = prefill_state_indices, dst_state_data_ptrs, dst_state_indices
+        yield from original(manager, peer_name, *indices, *rest, **options)
+
+    def settled(self, outcome: tuple[bool, bool], manager: Any, handles: Sequence[Any], **_options: Any) -> None:
+        """Writes have settled: announce the blocks among them, or give the peer up, and free the source slots."""
+        done, failed = outcome
+        for handle in handles:
+            posted = self._posted.pop(id(handle), None)
+            if posted is None:
+                continue
+            self._source.give_back(posted.source)
+            if done and not failed:
+                self._side.send(manager, posted.peer.endpoint, posted.arrival.to_frames())
+            else:
+                # A write that has not settled goes to a slot that is never used again, so it can harm nobody.
+                self._drop(posted.name, "write_failed", "a write failed")
+        self._show()
+
+    def credit(self, original: Callable[..., bool], manager: Any, msg: list[bytes]) -> bool:
+        """Take a credit from among decode's messages; the rest are SGLang's."""
+        if not msg or msg[0] != CREDIT:
+            return original(manager, msg)
+        with suppress(ValueError, IndexError):
+            given = Credit.from_frames(msg)
+            if given.peer in self._peers:
+                self._peers[given.peer].ring.give_back(given.slot)
+                self._show()
+        return True
+
+    def _refusal(self, manager: Any, info: Any) -> tuple[str, str]:
+        """Return why `info` is not served packed, as a metric and as a person says it; empty when it is."""
+        offer: Offer | None = getattr(info, "dsv41_offer", None)
+        if offer is None:
+            return "peer_lacks_it", "it made no offer"
+        if (manager.pp_size, manager.attn_cp_size, manager.dcp_size, manager.kv_shard_size) != (1, 1, 1, 1):
+            return "layout", "this engine splits sequences or layers over ranks"
+        if info.requires_dcp_relayout or set(info.dst_kv_mem_kinds) != {"VRAM"}:
+            return "layout", "its KV is split over ranks or lies in host memory"
+        try:
+            if offer.layout != self._side.prepare(manager):
+                return "layout", "its pools are laid out otherwise"
+        except UnpackableError as error:
+            return "layout", str(error)
+        return "", ""
+
+    def _post(
+        self, manager: Any, peer_name: str, groups: Sequence[int], source: Sequence[Any], target: Sequence[Any]
+    ) -> Any:
+        """Pack, post the write and return its handle; None when there is no slot or too much for one."""
+        peer = self._peers.get(peer_name)
+        if peer is None:
+            return None
+        taken, wanted = (
+            tuple(Part(group, np.asarray(each, dtype=np.int32)) for group, each in zip(groups, items, strict=True))
+            for items in (source, target)
+        )
+        size = size_of(self._side.groups, taken)
+        if size > min(peer.offer.slot_bytes, self._side.slot_bytes):
+            self._fall_back("slot_too_small")
+            return None
+        slot = peer.ring.take(SLOT_WAIT_S)
+        if slot is None:
+            self._drop_lost()
+            self._fall_back("no_slot")
+            return None
+        here = self._source.take(SLOT_WAIT_S)
+        if here is None:
+            peer.ring.give_back(slot)
+            self._fall_back("no_slot")
+            return None
+        try:
+            self._side.copier.pack(taken, self._side.block(0, here))
+            address = peer.offer.address + slot * peer.offer.slot_bytes
+            handle = self._side.write(manager, peer_name, slot=here, address=address, size=size, device=peer.device)
+        except BaseException:
+            self._source.give_back(here)
+            self._drop(peer_name, "write_failed", "a write could not be posted")
+            raise
+        arrival = Arrival(
+            self._waterfall.room, peer.offer.area, slot, wanted, peer_name, manager.local_ip, manager.rank_port
+        )
+        self._posted[id(handle)] = Posted(peer_name, peer, here, arrival)
+        self._show()
+        self._waterfall.current.paths.add("packed")
+        return handle
+
+    def _fall_back(self, reason: str) -> None:
+        metrics.fallbacks().labels(reason).inc()
+
+    def _drop(self, name: str, reason: str, why: str) -> None:
+        peer = self._peers.pop(name, None)
+        if peer is not None:
+            self._show()
+            self._fall_back(reason)
+            logger.warning("packed hand-off: no more to %s:%s, %s", *peer.endpoint, why)
+
+    def _show(self) -> None:
+        with self._lock:
+            metrics.slots_busy().set(self.busy)
+
+    def _drop_lost(self) -> None:
+        for name, peer in list(self._peers.items()):
+            if peer.ring.oldest_s() > LOST_AFTER_S:
+                self._drop(name, "slot_lost", "a slot did not come back")
+
+
+def _settle(manager: Any, handle: Any) -> None:
+    settled, failed = manager._await_handles([handle], failure_seen=False)  # noqa: SLF001 - the engine's, and hooked
+    if failed or not settled:
+        raise RuntimeError("NIXL could not write a packed block")

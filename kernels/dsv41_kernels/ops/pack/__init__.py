@@ -1,0 +1,1 @@
+"""Pages of many cache pools gathered into one contiguous block, for one write over the wire."""

@@ -1,0 +1,54 @@
+"""What a soak counts, and when it calls the outcome sound."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from dsv41_serving.bench.soak import KINDS, Outcome, count_mismatches, describe
+
+
+def test_an_outcome_is_kept_as_json_and_shown_as_lines() -> None:
+    outcome = Outcome(restarts=1, seconds=12.5)
+    Outcome.add(outcome.requests, "answer: same", 2)
+    Outcome.add(outcome.requests, "answer: same")
+    Outcome.add(outcome.handoffs, "packed", 3)
+    assert json.loads(json.dumps(asdict(outcome)))["requests"] == {"answer: same": 3}
+    lines = describe(outcome)
+    assert lines[:3] == [
+        "requests              answer: same 3",
+        "handoffs              packed 3",
+        "fallbacks             none",
+    ]
+    assert lines[-1] == "seconds               12.5"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"checksum_mismatches": 1},
+        {"slots_busy_at_end": 1.0},
+        {"kv_used_at_end": 16.0},
+        {"queued_at_end": 1.0},
+        {"handoffs": {}},
+    ],
+)
+def test_whatever_is_corrupted_or_left_behind_is_not_sound(fault: dict[str, object]) -> None:
+    """Nor is a soak without a hand-off."""
+    assert Outcome(handoffs={"packed": 3}).sound
+    assert not Outcome(**{"handoffs": {"packed": 3}, **fault}).sound
+
+
+def test_mismatches_are_counted_in_the_logs_of_every_decode_engine(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "decode.log").write_text("KV checksum mismatch req=1\nfine\n")
+    (tmp_path / "log" / "decode.log.1").write_text("KV checksum mismatch req=2\nKV checksum mismatch req=3\n")
+    (tmp_path / "log" / "prefill.log").write_text("KV checksum mismatch\n")
+    assert count_mismatches(str(tmp_path)) == 3
+
+
+def test_the_kinds_of_clients_are_shares_of_all() -> None:
+    assert sum(KINDS.values()) == 100

@@ -1,0 +1,350 @@
+"""Blocks from prefill's pools to decode's, over a NIXL that is a copy in memory, and every way in which one is not sent."""
+
+from __future__ import annotations
+
+import ctypes
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dsv41_serving.sglang_plugin.handoff import metrics
+from dsv41_serving.sglang_plugin.handoff.ring import Ring
+from dsv41_serving.sglang_plugin.handoff.wire import ARRIVAL, CREDIT, Arrival, Credit, Offer, Part
+from dsv41_serving.spec.model import Handoff
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+ROOM = 11
+KV, WINDOW, RING = (64, 32, 32), (48, 48), (16,)
+ITEMS = 40
+SLOT = 2**20
+
+
+class FakeAgent:
+    """A NIXL agent whose writes are copies in this process; `broken` makes them fail."""
+
+    name = "decode-agent"
+
+    def __init__(self) -> None:
+        self.registered: list[tuple[int, int]] = []
+        self.writes: list[int] = []
+        self.broken = False
+
+    def register_memory(self, places: list[tuple[int, int, int, str]], _kind: str) -> bool:
+        self.registered += [(address, size) for address, size, _, _ in places]
+        return True
+
+    def get_xfer_descs(self, places: Any, _kind: str) -> Any:
+        return places
+
+    def initialize_xfer(self, _operation: str, source: Any, target: Any, _peer: str) -> Any:
+        ((here, size, _),), ((there, length, _),) = source, target
+        assert size == length
+        self.writes.append(size)
+        return types.SimpleNamespace(move=lambda: ctypes.memmove(there, here, size))
+
+
+class Engine:
+    """One rank: pools of random bytes, and of SGLang's manager what the hooks touch."""
+
+    def __init__(self, seed: int, *, item_bytes: tuple[int, ...] = KV) -> None:
+        from sglang.srt.disaggregation.base.conn import StateType
+
+        generator = torch.Generator().manual_seed(seed)
+        self.groups = [
+            [torch.randint(0, 256, (ITEMS, size), generator=generator, dtype=torch.uint8) for size in sizes]
+            for sizes in (item_bytes, WINDOW, RING)
+        ]
+        kv, *states = self.groups
+        self.agent = FakeAgent()
+        self.kv_args = types.SimpleNamespace(
+            kv_data_ptrs=[pool.data_ptr() for pool in kv],
+            kv_data_lens=[pool.nbytes for pool in kv],
+            kv_item_lens=[pool.shape[1] for pool in kv],
+            kv_data_mem_kinds=["VRAM"] * len(kv),
+            kv_layer_ids=[2, 8, 2],
+            kv_layout="v4",
+            kv_cache_dtype_str="fp8",
+            page_size=256,
+            state_types=[StateType.SWA, StateType.DSV4_REQUEST_STATE],
+            state_data_ptrs=[[pool.data_ptr() for pool in pools] for pools in states],
+            state_data_lens=[[pool.nbytes for pool in pools] for pools in states],
+            state_item_lens=[[pool.shape[1] for pool in pools] for pools in states],
+            state_layer_ids=[[0, 1], [2]],
+            gpu_id=0,
+        )
+        self.attn_tp_size = self.pp_size = self.attn_cp_size = self.dcp_size = self.kv_shard_size = 1
+        self.local_ip, self.rank_port = "127.0.0.1", 1000 + seed
+        self.request_status: dict[int, int] = {ROOM: 3}
+        self.failures: dict[int, str] = {}
+        self.outbox: list[list[bytes]] = []
+        self.after_await: Callable[..., None] | None = None
+
+    def _send_multipart_locked(self, _endpoint: str, frames: list[bytes], *, is_ipv6: bool) -> None:
+        assert not is_ipv6
+        self.outbox.append(frames)
+
+    def _post_xfer(self, handle: Any, _message: str) -> None:
+        if not self.agent.broken:
+            handle.move()
+
+    def _await_handles(self, handles: list[Any], *, failure_seen: bool) -> tuple[bool, bool]:
+        outcome = (True, failure_seen or self.agent.broken)
+        if self.after_await is not None:
+            self.after_await(outcome, self, handles, failure_seen=failure_seen)
+        return outcome
+
+    def record_failure(self, room: int, reason: str) -> None:
+        self.failures[room] = reason
+
+    def update_status(self, room: int, status: int) -> None:
+        self.request_status[room] = status
+
+
+class Pair:
+    """A prefill and a decode rank that have registered with each other."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, decode: Engine | None = None, slots: int = 2, offers: bool = True
+    ) -> None:
+        from dsv41_serving.sglang_plugin.handoff import staging
+        from dsv41_serving.sglang_plugin.handoff.receiver import Receiver, read_offer
+        from dsv41_serving.sglang_plugin.handoff.sender import Sender
+        from dsv41_serving.sglang_plugin.handoff.waterfall import Waterfall
+
+        monkeypatch.setattr(staging, "device_of", lambda _manager: torch.device("cpu"))
+        monkeypatch.setattr("dsv41_serving.sglang_plugin.handoff.sender.SLOT_WAIT_S", 0.01)
+        table = Handoff(packed=True, slots=slots, slot_mib=1)
+        self.prefill, self.decode = Engine(1), decode or Engine(2)
+        self.waterfall = Waterfall(lambda *_: None)
+        self.sender, self.receiver = Sender(staging.Side(table), self.waterfall), Receiver(staging.Side(table))
+        self.prefill.after_await = self.sender.settled
+        self.stock: list[tuple[list[int], list[int]]] = []
+        room = types.SimpleNamespace(bootstrap_addr="prefill:1", bootstrap_infos=[{}])
+        frames = self.receiver.register(lambda _: self.receiver.offer(lambda _: [b""] * 25, self.decode), room)
+        info = types.SimpleNamespace(
+            agent_name=FakeAgent.name,
+            endpoint="127.0.0.1",
+            dst_port=9,
+            gpu_id=0,
+            requires_dcp_relayout=False,
+            dst_kv_mem_kinds=["VRAM"] * 3,
+        )
+        self.info = read_offer(info, type(info), frames[1:] if offers else frames[1:-1])
+        self.sender.add_peer(None, self.prefill, self.info)
+        self.waterfall.follow(None, self.prefill, ROOM, 3)
+
+    def send(self, source: list[int], target: list[int]) -> Any:
+        def original(_manager: Any, _peer: str, pages: Any, _pointers: Any, there: Any, *_rest: Any) -> str:
+            self.stock.append((list(pages), list(there)))
+            return "stock"
+
+        pages = np.array(source, dtype=np.int32), np.array(target, dtype=np.int32)
+        handle = self.sender.send_pages(original, self.prefill, FakeAgent.name, pages[0], [], pages[1], 0)
+        if handle != "stock":
+            self.prefill._await_handles([handle], failure_seen=False)
+        return handle
+
+    def deliver(self) -> None:
+        """Carry every message that waits, in both directions, until there is none."""
+        while self.prefill.outbox or self.decode.outbox:
+            while self.prefill.outbox:
+                assert self.receiver.take(pytest.fail, self.decode, self.prefill.outbox.pop(0))
+            while self.decode.outbox:
+                assert self.sender.credit(pytest.fail, self.prefill, self.decode.outbox.pop(0))
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pair]:
+    return lambda **options: Pair(monkeypatch, **options)
+
+
+@pytest.fixture
+def counted() -> Callable[[str], float]:
+    """How often each reason was counted since the test began."""
+
+    def value(reason: str) -> float:
+        return metrics.fallbacks().labels(reason)._value.get()
+
+    reasons = ("peer_lacks_it", "layout", "write_failed", "slot_lost", "no_slot", "slot_too_small")
+    before = {reason: value(reason) for reason in reasons}
+    return lambda reason: value(reason) - before[reason]
+
+
+def pool_bytes(engine: Engine) -> list[torch.Tensor]:
+    return [pool.clone() for group in engine.groups for pool in group]
+
+
+def test_pages_arrive_where_decode_wants_them_and_nowhere_else(make: Callable[..., Pair]) -> None:
+    pair = make()
+    before = pool_bytes(pair.decode)
+    source, target = [3, 1, 30], [7, 39, 0]
+    pair.send(source, target)
+    pair.deliver()
+    for number, (ours, theirs) in enumerate(zip(pair.decode.groups[0], pair.prefill.groups[0], strict=True)):
+        expected = before[number].clone()
+        expected[target] = theirs[source]
+        assert torch.equal(ours, expected)
+    assert [torch.equal(pool, old) for pool, old in zip(pool_bytes(pair.decode)[3:], before[3:], strict=True)] == [
+        True
+    ] * 3
+    assert pair.prefill.agent.writes == [3 * sum(KV)]
+    assert pair.waterfall.room == ROOM
+    assert pair.sender.busy == 0
+
+
+def test_states_of_two_kinds_are_one_write(make: Callable[..., Pair]) -> None:
+    """A window of two pages and one ring; an empty component is left out."""
+    pair = make()
+    states = [np.array([4, 5]), np.array([9])]
+    there = [np.array([1, 0]), np.array([2])]
+    (handle,) = pair.sender.send_states(pytest.fail, pair.prefill, FakeAgent.name, states, [], there)
+    pair.prefill._await_handles([handle], failure_seen=False)
+    pair.deliver()
+    _, window, ring = pair.decode.groups
+    for ours, theirs in zip(window, pair.prefill.groups[1], strict=True):
+        assert torch.equal(ours[[1, 0]], theirs[[4, 5]])
+    assert torch.equal(ring[0][2], pair.prefill.groups[2][0][9])
+    assert pair.prefill.agent.writes == [2 * sum(WINDOW) + sum(RING)]
+    assert list(pair.sender.send_states(pytest.fail, pair.prefill, FakeAgent.name, [None, []], [], [[], []])) == []
+    assert pair.sender.busy == 0
+
+
+def test_a_chunk_longer_than_a_slot_goes_in_pieces_and_what_finds_no_slot_on_sglangs_path(
+    make: Callable[..., Pair], counted: Callable[[str], float]
+) -> None:
+    """Two slots of 8,192 pages; decode says nothing meanwhile, so the third piece finds none."""
+    pair = make()
+    pages = np.zeros(2 * (SLOT // sum(KV)) + 5, dtype=np.int32)
+    handle = pair.send(list(pages), list(pages))
+    assert handle == "stock"
+    assert pair.prefill.agent.writes == [SLOT // sum(KV) * sum(KV)] * 2
+    assert [len(source) for source, _ in pair.stock] == [5]
+    assert counted("no_slot") == 1
+    assert pair.sender.busy == 2
+    pair.deliver()
+    assert pair.sender.busy == 0
+
+
+def test_a_cancelled_request_is_not_written_to_and_gives_its_slot_back(make: Callable[..., Pair]) -> None:
+    for status in (0, None):
+        pair = make()
+        before = pool_bytes(pair.decode)
+        pair.send([3], [7])
+        pair.decode.request_status = {} if status is None else {ROOM: status}
+        pair.deliver()
+        assert all(torch.equal(ours, old) for ours, old in zip(pool_bytes(pair.decode), before, strict=True))
+        assert pair.sender.busy == 0
+
+
+def test_a_write_that_fails_announces_nothing_and_ends_packing_to_the_peer(
+    make: Callable[..., Pair], counted: Callable[[str], float]
+) -> None:
+    pair = make()
+    pair.prefill.agent.broken = True
+    pair.send([3], [7])
+    assert pair.prefill.outbox == []
+    assert pair.sender.busy == 0
+    assert counted("write_failed") == 1
+    assert pair.send([3], [7]) == "stock"
+
+
+def test_a_block_that_cannot_be_scattered_fails_its_request(make: Callable[..., Pair]) -> None:
+    """An item beyond the pool: nothing is written, the request ends in failure, the thread goes on and the slot is free."""
+    pair = make()
+    pair.send([3], [ITEMS])
+    pair.deliver()
+    assert pair.decode.request_status[ROOM] == 0
+    assert "group 0 has 40 items, not 40" in pair.decode.failures[ROOM]
+    assert pair.sender.busy == 0
+
+
+@pytest.mark.parametrize("why", ["peer_lacks_it", "layout"])
+def test_a_peer_that_cannot_is_served_on_sglangs_path(
+    make: Callable[..., Pair], counted: Callable[[str], float], why: str
+) -> None:
+    """No offer, or pools of another layout; said once, however often it registers."""
+    pair = make(offers=False) if why == "peer_lacks_it" else make(decode=Engine(2, item_bytes=(64, 32, 48)))
+    pair.sender.add_peer(None, pair.prefill, pair.info)
+    assert pair.send([3], [7]) == "stock"
+    assert pair.stock == [([3], [7])]
+    assert counted(why) == 1
+    assert pair.waterfall.current.path == "stock"
+
+
+def test_slots_of_an_engine_that_has_gone_are_given_up(
+    make: Callable[..., Pair], counted: Callable[[str], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its credits never come; the next that registers, or the next that wants a slot, notices."""
+    pair = make(slots=1)
+    pair.send([3], [7])
+    monkeypatch.setattr("dsv41_serving.sglang_plugin.handoff.sender.LOST_AFTER_S", 0.0)
+    assert pair.send([3], [7]) == "stock"
+    assert counted("slot_lost") == 1
+    assert pair.sender.busy == 0
+
+
+def test_prefill_that_starts_again_gets_the_same_area_and_the_ninth_none(make: Callable[..., Pair]) -> None:
+    pair = make()
+
+    def offer(address: str, targets: int = 1) -> Offer | None:
+        room = types.SimpleNamespace(bootstrap_addr=address, bootstrap_infos=[{}] * targets)
+        frames = pair.receiver.register(lambda _: pair.receiver.offer(lambda _: [b""] * 25, pair.decode), room)
+        return Offer.from_frame(frames[-1])
+
+    areas = [offer(f"prefill:{number}") for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 1)]
+    assert [each.area if each else None for each in areas] == [0, 1, 2, 3, 4, 5, 6, 7, None, 0]
+    assert areas[0] == areas[-1]
+    assert offer("prefill:1", targets=2) is None
+    assert len({each.address for each in areas if each}) == len(pair.decode.agent.registered) == 8
+
+
+def test_pools_that_cannot_be_packed_are_not_offered(make: Callable[..., Pair]) -> None:
+    """KV in host memory, and a state whose items are segments of a ring."""
+    from sglang.srt.disaggregation.base.conn import StateType
+
+    for change in (
+        {"kv_data_mem_kinds": ["VRAM", "DRAM", "VRAM"]},
+        {"state_types": [StateType.DSA_TAIL, StateType.SWA]},
+    ):
+        decode = Engine(2)
+        vars(decode.kv_args).update(change)
+        assert make(decode=decode).info.dsv41_offer is None
+
+
+def test_sglangs_own_messages_pass(make: Callable[..., Pair]) -> None:
+    pair = make()
+    assert pair.receiver.take(lambda _manager, msg: msg, pair.decode, [b"CHUNK_READY"]) == [b"CHUNK_READY"]
+    assert pair.sender.credit(lambda _manager, msg: msg, pair.prefill, [b"ABORT"]) == [b"ABORT"]
+    assert pair.receiver.take(pytest.fail, pair.decode, [ARRIVAL, b"{"])
+    assert pair.sender.credit(pytest.fail, pair.prefill, [CREDIT, b"x", b"no number"])
+
+
+def test_messages_read_as_they_were_written() -> None:
+    parts = (Part(0, np.array([5, 6], dtype=np.int32)), Part(2, np.array([], dtype=np.int32)))
+    read = Arrival.from_frames(Arrival(2**63 - 1, 1, 3, parts, "agent", "::1", 5).to_frames())
+    assert (read.room, read.area, read.slot, read.peer, read.host, read.port) == (2**63 - 1, 1, 3, "agent", "::1", 5)
+    assert [(part.group, part.items.tolist()) for part in read.parts] == [(0, [5, 6]), (2, [])]
+    assert Credit.from_frames(Credit("agent", 3).to_frames()) == Credit("agent", 3)
+    offer = Offer(1, 2**47, 4, SLOT, "layout")
+    assert Offer.from_frame(offer.to_frame()) == offer
+    assert Offer.from_frame(offer.to_frame().replace(b'"version": 1', b'"version": 2')) is None
+    assert Offer.from_frame(b"\x00\x01") is None
+
+
+def test_a_ring_hands_out_every_slot_once() -> None:
+    now = [0.0]
+    ring = Ring(2, lambda: now[0])
+    assert [ring.take(0), ring.take(0), ring.take(0)] == [0, 1, None]
+    now[0] = 3.0
+    assert ring.oldest_s() == 3.0
+    ring.give_back(1)
+    ring.give_back(1)
+    assert (ring.busy, ring.take(0), ring.take(0)) == (1, 1, None)
+    ring.give_back(0)
+    ring.give_back(1)
+    assert (ring.busy, ring.oldest_s()) == (0, 0.0)

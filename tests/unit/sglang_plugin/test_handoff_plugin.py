@@ -1,0 +1,26 @@
+"""The entry point: what it reads, what it refuses."""
+
+import pytest
+
+from dsv41_serving.errors import EngineDriftError
+from dsv41_serving.sglang_plugin import drift
+from dsv41_serving.sglang_plugin.handoff import plugin
+from dsv41_serving.spec.model import Handoff
+
+
+def test_an_sglang_without_the_table_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DSV41_HANDOFF", raising=False)
+    monkeypatch.setattr(drift, "apply", lambda _: pytest.fail("hooks without a table"))
+    plugin.register()
+
+
+def test_the_table_is_read_as_the_plan_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Handoff(packed=True, slots=2, slot_mib=16)
+    monkeypatch.setenv("DSV41_HANDOFF", table.model_dump_json())
+    assert plugin.read_table() == table
+
+
+def test_a_table_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSV41_HANDOFF", '{"packed": "yes"}')
+    with pytest.raises(EngineDriftError, match="environment DSV41_HANDOFF: is no table of a hand-off"):
+        plugin.read_table()
