@@ -24,6 +24,7 @@ IMPORTED_BY = os.getpid()
 
 def cli_main():
     options = {name: value for name, value in zip(sys.argv, sys.argv[1:]) if name.startswith("--")}
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
     print("prompts:", open(options["--dataset-path"]).read().strip())
     if "refuse" in options["--base-url"]:
         sys.exit("nobody listens there")
