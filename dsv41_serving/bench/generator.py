@@ -76,7 +76,10 @@ class Generator:
     def run_round(
         self, scenario: Scenario, prompts: PromptSet, *, url: str, model: str, tokenizer: str
     ) -> tuple[Round, str]:
-        """Run one round and return it with the command that does the same by hand. Raises GateError when requests fail."""
+        """Run one round and return it with the command that does the same by hand, directories of this machine by their names.
+
+        Raises GateError when requests fail.
+        """
         (self._place / _PROMPTS).write_text("\n".join(prompts.lines) + "\n", encoding="utf-8")
         output = self._place / _OUTPUT
         output.unlink(missing_ok=True)
@@ -88,7 +91,9 @@ class Generator:
                 where=f"scenario {scenario.name}",
                 remedy="dsv41 gate; read the logs of the services",
             )
-        return parse_output(output.read_text(encoding="utf-8"), scenario), " ".join(["python", *command[1:]])
+        return parse_output(output.read_text(encoding="utf-8"), scenario), " ".join(["python", *command[1:]]).replace(
+            tokenizer, Path(tokenizer).name
+        )
 
     def _order(self, arguments: Sequence[str]) -> str:
         """Return the exit status of one run, as text; empty when the driver is gone or silent for too long."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,9 +32,10 @@ class Prediction(BaseModel):
     engines: dict[str, dict[str, float]]
 
 
-def keep_prediction(spec: NodeSpec, facts: Facts) -> Prediction | None:
-    """Store what the shape of `spec` is predicted to allocate here, and return it; None when nothing is known of model or GPU.
+def keep_prediction(spec: NodeSpec, state_dir: str, facts: Facts) -> Prediction | None:
+    """Store below `state_dir` what the shape of `spec` is predicted to allocate here, and return it.
 
+    None when nothing is known of model or GPU. Engines that start together write the same.
     Raises InputError when the state directory cannot be written.
     """
     try:
@@ -45,10 +47,10 @@ def keep_prediction(spec: NodeSpec, facts: Facts) -> Prediction | None:
         sizes_from=shape.origin,
         engines={each.settings.name: predict(each) for each in node.engines},
     )
-    path = Path(spec.node.state_dir) / STORED
+    path = Path(state_dir) / STORED
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(".new")
+        fresh = path.with_suffix(f".{os.getpid()}")
         fresh.write_text(found.model_dump_json(indent=1) + "\n", encoding="utf-8")
         fresh.replace(path)
     except OSError as error:

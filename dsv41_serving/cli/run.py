@@ -14,7 +14,10 @@ from dsv41_serving.cli.output import out, print_json, say
 from dsv41_serving.errors import EXIT_CHECK_FAILED, EXIT_OK, InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dsv41_serving.cli.context import Context
+    from dsv41_serving.facts.model import Facts
     from dsv41_serving.plan import Plan, Service
     from dsv41_serving.run.drain import Drained
 
@@ -55,23 +58,42 @@ def _refuse_without_router(made: Plan, verb: str) -> None:
         )
 
 
+def _foresee(context: Context, made: Plan, found: Facts, services: Sequence[Service]) -> None:
+    """Keep what is predicted of the engines among `services`, and prove the hand-off before its writer starts.
+
+    A service that runs the stored plan starts even where the node file beside it can no longer be read.
+    """
+    from dsv41_serving.capacity.prediction import keep_prediction  # noqa: PLC0415
+    from dsv41_serving.transport.baseline import keep_baseline  # noqa: PLC0415
+
+    try:
+        spec = context.load().spec
+    except InputError as error:
+        if context.plan_file is None:
+            raise
+        say(f"neither capacity nor hand-off are checked: {error}")
+        return
+    if strange := [engine.name for engine in made.engines if engine.name not in spec.engines]:
+        say(f"neither capacity nor hand-off are checked: the node file knows no engine '{strange[0]}'")
+        return
+    if any(service.is_engine for service in services):
+        keep_prediction(spec, made.state_dir, found)
+    if any(service.kind == "prefill" for service in services):
+        keep_baseline(spec, made, found, arguments=context.arguments(), say=say)
+
+
 @click.command()
 @click.argument("role")
 @click.pass_obj
 def run(context: Context, role: str) -> None:
     """Run one service of the plan (prefill, decode, router) in the foreground, as systemd does."""
-    from dsv41_serving.capacity.prediction import keep_prediction  # noqa: PLC0415
     from dsv41_serving.run.prepare import prepare_start  # noqa: PLC0415
     from dsv41_serving.run.service import report_preparation, run_service  # noqa: PLC0415
-    from dsv41_serving.transport.baseline import keep_baseline  # noqa: PLC0415
 
     made, found = context.plan()
     service = _find_service(made, role)
     prepare_start(made, found, (service,), report_preparation(service, say))
-    if service.is_engine:
-        keep_prediction(context.load().spec, found)
-    if service.kind == "prefill":
-        keep_baseline(context.load().spec, made, found, arguments=context.arguments(), say=say)
+    _foresee(context, made, found, (service,))
     run_service(made, service, say=say, read_gpus=lambda: context.facts().gpus)
 
 
@@ -80,11 +102,9 @@ def run(context: Context, role: str) -> None:
 @click.pass_obj
 def up(context: Context, detach: bool) -> None:  # noqa: FBT001
     """Run the whole plan on this machine; Ctrl-C drains and stops it."""
-    from dsv41_serving.capacity.prediction import keep_prediction  # noqa: PLC0415
     from dsv41_serving.exporter.serve import start_beside  # noqa: PLC0415
     from dsv41_serving.run.prepare import prepare_start  # noqa: PLC0415
     from dsv41_serving.run.up import hold_stack, launch_stack, refuse_second  # noqa: PLC0415
-    from dsv41_serving.transport.baseline import keep_baseline  # noqa: PLC0415
 
     made, found = context.plan()
     if made.elsewhere:
@@ -95,9 +115,7 @@ def up(context: Context, detach: bool) -> None:  # noqa: FBT001
         )
     refuse_second(made)
     prepare_start(made, found, made.services, say)
-    spec = context.load().spec
-    keep_prediction(spec, found)
-    keep_baseline(spec, made, found, arguments=context.arguments(), say=say)
+    _foresee(context, made, found, made.services)
     if detach:
         launch_stack(made, out, [sys.executable, "-m", "dsv41_serving", *context.arguments(), "up"])
     else:

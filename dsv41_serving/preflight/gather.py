@@ -32,8 +32,8 @@ def gather_scene(
 ) -> Scene:
     """Return what the checks look at, for the description `loaded` on the machine `facts` read below `root`.
 
-    On the machine itself, not below another root, the hand-off is measured when its baseline is absent or stale; `arguments` are
-    the global options that mean this node.
+    On the machine itself, not below another root, the hand-off is measured when its baseline is absent or stale and there is a
+    state directory to keep it in; `arguments` are the global options that mean this node.
 
     A description that does not fit the machine is part of the scene, not an error. Raises InputError for a manifest that
     does not exist and for a malformed file of the kernel.
@@ -45,7 +45,7 @@ def gather_scene(
     except InputError as error:
         problem = error
     hand_off_problem = ""
-    if made is not None and root == Path("/"):
+    if made is not None and root == Path("/") and Path(made.state_dir).is_dir():
         try:
             keep_baseline(spec, made, facts, arguments=arguments, say=lambda _: None)
         except GateError as error:

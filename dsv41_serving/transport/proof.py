@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -124,12 +125,19 @@ class Proof(BaseModel):
 
 
 def store_proof(proof: Proof, state_dir: str) -> Path:
-    """Keep `proof` as the baseline of this node. Raises InputError when the directory cannot be written."""
+    """Keep `proof` as the baseline of this node, owned as the state directory is: root may prove, the services renew.
+
+    Raises InputError when the directory cannot be written.
+    """
     path = Path(state_dir) / STORED
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(".new")
+        fresh = path.with_suffix(f".{os.getpid()}")
         fresh.write_text(proof.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        if os.geteuid() == 0:
+            owner = Path(state_dir).stat()
+            for each in (path.parent, fresh):
+                os.chown(each, owner.st_uid, owner.st_gid)
         fresh.replace(path)
     except OSError as error:
         raise InputError(

@@ -42,7 +42,24 @@ def test_gate_by_hand_sees_both_engines_and_the_hand_off(stack: StackUnderTest) 
     for engine in ("prefill", "decode"):
         assert {(engine, "identity"), (engine, "model"), (engine, "forward")} <= passed
     assert {("router", "identity"), ("router", "workers"), ("router", "model"), ("router", "conversation")} <= passed
-    assert {("prefill", "used"), ("decode", "used"), ("prefill", "hand-off")} <= passed
+    assert {("prefill", "used"), ("decode", "used"), ("prefill", "hand-off"), ("prefill", "lane")} <= passed
+
+
+def test_a_hand_off_over_a_slower_lane_than_was_proven_fails_the_gate(stack: StackUnderTest) -> None:
+    """The start has proven this machine and UCX has told the engine's lane; here the baseline is of a better one."""
+    path = stack.state_dir / "transport" / "proof.json"
+    kept = path.read_text(encoding="utf-8")
+    proof = json.loads(kept)
+    lane = stack.record("prefill").lane
+    assert lane == proof["lane"] != "cuda_ipc"
+    try:
+        path.write_text(json.dumps({**proof, "lane": "cuda_ipc", "best_gb_s": 230.0}), encoding="utf-8")
+        done = stack.run("gate", "router", "--json")
+    finally:
+        path.write_text(kept, encoding="utf-8")
+    (failed,) = [finding for finding in json.loads(done.stdout) if not finding["passed"]]
+    assert (done.returncode, failed["service"], failed["check"]) == (1, "prefill", "lane")
+    assert failed["seen"].startswith(f"hands over through {lane}, where cuda_ipc at 230.00 GB/s was proven")
 
 
 def test_curl_gets_an_answer(stack: StackUnderTest) -> None:

@@ -48,9 +48,10 @@ def generator(tmp_path: Path) -> Iterator[Generator]:
 
 
 def test_rounds_share_one_import_and_each_is_read(generator: Generator) -> None:
-    rounds = [generator.run_round(LOAD, PROMPTS, url="http://r", model="m", tokenizer="/t") for _ in range(2)]
+    rounds = [generator.run_round(LOAD, PROMPTS, url="http://r", model="m", tokenizer="/home/me/t") for _ in range(2)]
     assert rounds[0][0].duration_s == rounds[1][0].duration_s != os.getpid()
     assert rounds[0][0].answers == (3,)
+    assert "--tokenizer t --dataset-name" in rounds[0][1]
     assert rounds[0][1].startswith("python -m sglang.benchmark.serving --backend sglang-oai --base-url http://r ")
 
 

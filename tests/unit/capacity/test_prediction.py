@@ -32,7 +32,7 @@ def spec_in(directory: Path) -> NodeSpec:
 
 
 def test_every_quantity_that_a_gpu_engine_reports_is_predicted(tmp_path: Path, facts: Facts) -> None:
-    kept = keep_prediction(spec_in(tmp_path), facts)
+    kept = keep_prediction(spec_in(tmp_path), str(tmp_path), facts)
     assert kept is not None
     assert {name: set(values) for name, values in kept.engines.items()} == {
         name: set(measured.GAUGES) for name in ("prefill", "decode")
@@ -44,7 +44,7 @@ def test_every_quantity_that_a_gpu_engine_reports_is_predicted(tmp_path: Path, f
 
 def test_the_exporter_says_how_wrong_it_was(tmp_path: Path, facts: Facts) -> None:
     """Three per cent too much of one thing, exact of another; an engine that is gone and a gauge that is absent say nothing."""
-    kept = keep_prediction(spec_in(tmp_path), facts)
+    kept = keep_prediction(spec_in(tmp_path), str(tmp_path), facts)
     assert kept is not None
     decode = kept.engines["decode"]
     page = (
@@ -75,10 +75,10 @@ def test_a_model_of_unknown_sizes_is_not_predicted(tmp_path: Path, facts: Facts)
     """The embedded model before it is made, on a node with another manifest: the start goes on without."""
     spec = spec_in(tmp_path)
     unknown = spec.model_copy(update={"model": spec.model.model_copy(update={"name": "nobody-knows"})})
-    assert keep_prediction(unknown, facts) is None
+    assert keep_prediction(unknown, str(tmp_path), facts) is None
 
 
 def test_a_state_directory_that_cannot_be_written_is_bad_input(tmp_path: Path, facts: Facts) -> None:
     (tmp_path / "capacity").write_text("a file in the way")
     with pytest.raises(InputError, match=r"key node\.state_dir: cannot be written"):
-        keep_prediction(spec_in(tmp_path), facts)
+        keep_prediction(spec_in(tmp_path), str(tmp_path), facts)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dsv41_serving.errors import GateError
+from dsv41_serving.cli.context import Context
+from dsv41_serving.cli.run import _foresee
+from dsv41_serving.errors import GateError, InputError
 from dsv41_serving.facts import read_facts
 from dsv41_serving.spec import load_spec
 from dsv41_serving.transport import baseline
@@ -17,8 +20,6 @@ from tests.unit.plan.machines import plan_for
 from tests.unit.transport.test_parts import make_pair, make_proof
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from dsv41_serving.plan import Plan
     from dsv41_serving.transport.proof import Proof
 
@@ -104,6 +105,21 @@ def test_wrong_bytes_and_wrong_sums_stop_a_start(tmp_path: Path, monkeypatch: py
 def test_a_shape_without_a_pair_has_no_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_in(tmp_path, "shape=single")
     assert keep(plan, holding(plan), monkeypatch) == (None, [], 0)
+
+
+def test_a_unit_starts_though_the_node_file_beside_its_plan_is_broken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It runs the stored plan; without one a broken file is bad input."""
+    plan = plan_in(tmp_path)
+    node_file = tmp_path / "node.toml"
+    for text, said in (("profile = 3", "profile"), ('profile = "h200x2-rank"\nno_such = 1', "no_such")):
+        node_file.write_text(text)
+        _foresee(Context(node_file, None, (), Path("/"), tmp_path / "plan.json"), plan, FACTS, plan.services)
+        assert said in capsys.readouterr().err
+        with pytest.raises(InputError):
+            _foresee(Context(node_file, None, (), Path("/")), plan, FACTS, plan.services)
+    assert not (tmp_path / "transport").exists()
 
 
 # --- the all-reduce, over gloo --------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -312,6 +313,14 @@ def test_a_proof_is_kept_and_read_again(tmp_path: Path) -> None:
     path.write_text("{}")
     assert read_proof(str(tmp_path)) is None
     assert read_proof(str(tmp_path / "absent")) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file away; enable with: sudo make test-unit")
+def test_what_root_proves_belongs_to_the_owner_of_the_state_directory(tmp_path: Path) -> None:
+    """Else the service could not renew it after the next kernel."""
+    os.chown(tmp_path, 12345, 12345)
+    path = store_proof(make_proof(make_pair()), str(tmp_path))
+    assert {each.stat().st_uid for each in (path, path.parent)} == {12345}
 
 
 def test_a_state_directory_that_cannot_be_written_is_bad_input(tmp_path: Path) -> None:
