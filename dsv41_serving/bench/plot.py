@@ -21,7 +21,7 @@ class Series:
     line: bool = True
     dots: bool = False
     like: int | None = None
-    """Number of an earlier series whose colour this one takes."""
+    """Number of an earlier series that this one belongs to: it takes its colour, and no line of the legend."""
 
 
 def draw_chart(title: str, x_title: str, y_title: str, series: list[Series]) -> str:
@@ -43,6 +43,8 @@ def draw_chart(title: str, x_title: str, y_title: str, series: list[Series]) -> 
             parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         if each.dots:
             parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>' for x, y in placed]
+        if each.like is not None:
+            continue  # its colour is in the legend already
         top = _TOP + 12 + 16 * number
         parts += [
             f'<rect x="{_LEFT + 10}" y="{top - 9}" width="12" height="10" fill="{colour}"/>',

@@ -103,9 +103,10 @@ def _say_where(result: ResultSet) -> str:
     made, deployed = result.provenance, result.deployment
     machine, versions = made.get("machine", {}), made.get("versions", {})
     gpus = made.get("gpus") or "no GPU"
+    load = f", load {machine['load']:g} on {machine.get('cores')} cores" if "load" in machine else ""
     return (
         f"{deployed.get('profile')} / {deployed.get('shape')}, through the {deployed.get('through')}; "
-        f"{machine.get('cpu')}, {gpus}; SGLang {versions.get('sglang')}, NIXL {versions.get('nixl')}; {made.get('date')}; "
+        f"{machine.get('cpu')}, {gpus}{load}; SGLang {versions.get('sglang')}, NIXL {versions.get('nixl')}; {made.get('date')}; "
         f"{len(result.launches)} {'launch' if len(result.launches) == 1 else 'launches'}."
     )
 
@@ -164,10 +165,14 @@ def _tabulate_provenance(result: ResultSet) -> tuple[tuple[str, ...], ...]:
         ("overrides", ", ".join(result.deployment.get("overrides", [])) or "none"),
         ("lengths", f"x {result.deployment.get('scale')}"),
     ]
-    for run in result.launches[0].runs if result.launches else ():
-        rows.append((f"{run.scenario}: prompts", f"{run.input_tokens} tokens, sha256 {run.prompts_sha256[:16]}"))
-        rows.append((f"{run.scenario}: generator", run.command))
-    return (("what", "value"), *((name, f"`{value}`") for name, value in rows))
+    runs = result.launches[0].runs if result.launches else ()
+    rows += [
+        (f"{run.scenario}: prompts", f"{run.input_tokens} tokens, sha256 {run.prompts_sha256[:16]}") for run in runs
+    ]
+    rows += [("generator", run.command) for run in runs[:1]]
+    if len(runs) > 1:
+        rows.append(("", f"of {runs[0].scenario}; the others differ in --num-prompts and --max-concurrency"))
+    return (("what", "value"), *((name, f"`{value}`" if name else str(value)) for name, value in rows))
 
 
 def _draw_distribution(result: ResultSet, name: str) -> Block:

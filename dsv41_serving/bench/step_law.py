@@ -7,6 +7,7 @@ it could have instead of the tokens that are there: the diagnosis of the seed me
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 AT_ONCE = (1, 2, 4, 8, 16, 32, 64)
 _LEVELS = 3
 _SAME = 0.25  # a slope that grows by less than this share, while tokens grow fourfold or more, does not grow
+_SCATTERED = 0.1  # from here on the points are no line
 _HEAVY = 0.05  # share of `a` from which the slope is worth a word
 
 
@@ -50,6 +52,12 @@ class Law:
     def doubling(self) -> float:
         """Requests at which a step takes twice as long as its fixed part; infinite when it does not grow."""
         return self.a_s / self.b_s if self.b_s > 0 else float("inf")
+
+    @property
+    def scatter(self) -> float:
+        """How far the points lie off the line: root mean square, as a share of the mean step."""
+        squares = [(point.step_s - self.at(point.requests)) ** 2 for point in self.points]
+        return math.sqrt(statistics.fmean(squares)) / statistics.fmean(point.step_s for point in self.points)
 
     def as_json(self) -> dict[str, Any]:
         """Return the law as JSON values."""
@@ -106,9 +114,11 @@ def explain(laws: Sequence[Law]) -> list[str]:
     lines = []
     for law in laws:
         line = f"after {law.prompt} tokens: step = {law.a_s * 1e3:.2f} ms + {law.b_s * 1e3:.3f} ms x requests"
-        growth = f"doubles at {law.doubling:.0f} requests" if law.b_s > 0 else "does not grow with requests"
+        growth = f"doubles at {law.doubling:.1f} requests" if law.b_s > 0 else "does not grow with requests"
         lines.append(f"{line} (R2 {law.r2:.3f}); a step {growth}")
-    if len(laws) > 1:
+    if (worst := max((law.scatter for law in laws), default=0.0)) > _SCATTERED:
+        lines.append(f"steps lie {worst:.0%} off their line: measure on a quieter machine before reading b")
+    elif len(laws) > 1:
         lines.append(_explain_context(laws[0], laws[-1]))
     return lines
 
