@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -42,6 +43,8 @@ def _name_gpus() -> str:
 
 
 def _commit() -> str:
+    if shutil.which("git") is None:  # a node has a release, not a checkout
+        return "unknown"
     done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else "unknown"
 
