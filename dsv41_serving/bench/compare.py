@@ -32,6 +32,10 @@ FLOOR = 0.015
 
 LEVEL = 0.05
 """Share of comparisons of identical configurations that may call a difference."""
+EFFECT = 0.05
+"""The slow-down that a comparison shall find in 19 of 20."""
+_MOST = 64
+_ONE_IN_TWENTY = 1.645  # of the normal distribution, one-sided
 _STEPS = 200  # of Simpson's rule
 _HIGHEST = 1e4
 
@@ -54,6 +58,8 @@ class Difference:
     """Whether there was one launch on a side, so that the difference between launches is not in the noise."""
     headline: bool
     """Whether the scenario is judged by this metric."""
+    needed: int | None = None
+    """Units on each side that would find EFFECT in 19 of 20, where these are too few; None where they are enough, or none is."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the row as JSON values."""
@@ -95,7 +101,8 @@ def summarise(rows: Sequence[Difference]) -> list[str]:
         unit = "rounds of one launch" if row.within_launch else "launches"
         told = f"noise {row.noise:.1%}, {row.launches[0]} and {row.launches[1]} {unit}"
         if row.judgement == "no difference":
-            lines.append(f"{row.scenario}: no difference ({row.change:+.1%}, {told})")
+            wanted = f"; {row.needed} a side would find {EFFECT:.0%}" if row.needed else ""
+            lines.append(f"{row.scenario}: no difference ({row.change:+.1%}, {told}{wanted})")
         else:
             lines.append(f"{row.scenario}: B is {row.judgement} by {abs(row.change):.1%} ({told})")
     return lines
@@ -143,7 +150,19 @@ def judge(
         launches=(len(a), len(b)),
         within_launch=within,
         headline=leading,
+        needed=_find_needed(a, b, level, floor) if EFFECT < noise < math.inf else None,
     )
+
+
+def _find_needed(a: Sequence[float], b: Sequence[float], level: float, floor: float) -> int | None:
+    """Return the units on each side with which EFFECT passes the noise in 19 of 20, for the spread that `a` and `b` show."""
+    spread = _half_width(a, b, level) / find_t(len(a) + len(b) - 2, level) / math.sqrt(1 / len(a) + 1 / len(b))
+    share = spread / statistics.fmean(a)
+    for count in range(2, _MOST + 1):
+        error = share * math.sqrt(2 / count)
+        if max(floor, find_t(2 * count - 2, level) * error) + _ONE_IN_TWENTY * error <= EFFECT:
+            return count
+    return None
 
 
 def _half_width(a: Sequence[float], b: Sequence[float], level: float) -> float:

@@ -91,6 +91,25 @@ def test_numbers_that_scatter_say_how_much() -> None:
     assert row.noise == pytest.approx(spread / 10.0)
 
 
+def test_too_few_launches_say_how_many_would_do() -> None:
+    """As many as a simulation with that spread confirms; nothing where they are enough, or none is."""
+    chance = random.Random(6)  # noqa: S311 - a simulation that repeats
+    a, b = (9.7, 10.0, 10.3, 10.0), (9.8, 10.2, 10.3, 9.7)
+    few = judge("s", "decode_tok_s", a, b)
+    assert few.noise > 0.04
+    row = judge("s", "decode_tok_s", a[:3], b[:3])
+    assert row.needed is not None
+    spread = statistics.fmean((statistics.variance(a[:3]), statistics.variance(b[:3]))) ** 0.5
+    found = 0
+    for _ in range(400):
+        fast = [chance.gauss(10, spread) for _ in range(row.needed)]
+        slow = [chance.gauss(9.5, spread) for _ in range(row.needed)]
+        found += judge("s", "decode_tok_s", fast, slow).judgement == "slower"
+    assert found >= 400 * 0.92
+    assert judge("s", "itl_ms", (10.0, 10.0), (10.1, 10.1)).needed is None
+    assert judge("s", "itl_ms", (1.0, 9.0, 17.0), (1.0, 9.0, 17.0)).needed is None
+
+
 def test_one_number_on_each_side_tells_nothing() -> None:
     row = judge("s", "itl_ms", (10.0,), (99.0,))
     assert row.judgement == "no difference"
