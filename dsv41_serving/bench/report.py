@@ -29,7 +29,10 @@ _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 table { border-collapse: collapse; margin: 1rem 0; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid #8884; }
-th:first-child, td:first-child, .facts th, .facts td { text-align: left; }
+th:first-child, td:first-child, .facts th, .facts td, .differences :nth-child(2) { text-align: left; }
+.wide { overflow-x: auto; }
+.slower { color: #d1495b; }
+.faster { color: #2e8b57; }
 svg { width: 100%; max-width: 44rem; height: auto; display: block; margin: 1rem 0; }
 code { background: #8882; padding: .1rem .3rem; border-radius: .2rem; overflow-wrap: anywhere; }
 .note { border-left: .25rem solid #c77d0a; padding-left: .8rem; }
@@ -91,7 +94,7 @@ def describe_comparison(a: ResultSet, b: ResultSet, floor: float) -> list[Block]
             "The other metrics below explain a verdict; they decide none.",
         )
     )
-    blocks += [Block("heading", "Every metric"), Block("table", rows=_tabulate_differences(rows))]
+    blocks += [Block("heading", "Every metric"), Block("differences", rows=_tabulate_differences(rows))]
     blocks.append(Block("heading", "Distributions"))
     blocks += [_draw_both(a, b, name) for name in a.scenarios if name in b.scenarios]
     for label, result in (("A", a), ("B", b)):
@@ -114,6 +117,8 @@ def _say_where(result: ResultSet) -> str:
 def _tabulate_medians(result: ResultSet, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     head = ("scenario", "requests", "rounds", *(TITLES[metric] for metric in METRICS), "of the roofline")
     rows = [head]
+    scale = result.deployment.get("scale", 1.0)
+    scaled = "" if scale == 1.0 else f", lengths x {scale:g}"
     for name in names:
         runs = result.runs_of(name)
         cells = []
@@ -123,7 +128,7 @@ def _tabulate_medians(result: ResultSet, names: Sequence[str]) -> tuple[tuple[st
         rounds = sum(len(run.rounds) for run in runs)
         requests = len(runs[0].rounds[0].answers)
         cells.append(_say_share(runs))
-        rows.append((f"{name}: {runs[0].says}", f"{requests} ({runs[0].at_once} at once)", str(rounds), *cells))
+        rows.append((f"{name}: {runs[0].says}{scaled}", f"{requests} ({runs[0].at_once} at once)", str(rounds), *cells))
     return tuple(rows)
 
 
@@ -247,11 +252,12 @@ def _write_html(title: str, blocks: Sequence[Block]) -> str:
             parts.append(f"<h2>{escape(block.text)}</h2>")
         elif block.kind == "note":
             parts.append(f'<p class="note">{_inline(block.text)}</p>')
-        elif block.kind in {"table", "facts"}:
+        elif block.kind in {"table", "differences", "facts"}:
             head, *rows = block.rows
             cells = "".join(f"<th>{_inline(cell)}</th>" for cell in head)
             body = "".join(f"<tr>{''.join(f'<td>{_inline(cell)}</td>' for cell in row)}</tr>" for row in rows)
-            parts.append(f'<table class="{block.kind}"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>')
+            table = f'<table class="{block.kind}"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>'
+            parts.append(f'<div class="wide">{table}</div>')
         elif block.kind == "chart":
             parts.append(block.text)
         else:
@@ -265,7 +271,9 @@ def _write_html(title: str, blocks: Sequence[Block]) -> str:
 
 
 def _inline(text: str) -> str:
-    """Escape text; a whole text between back quotes is code."""
+    """Escape text; a whole text between back quotes is code, a verdict has its colour."""
+    if text in {"faster", "slower"}:
+        return f'<b class="{text}">{text}</b>'
     if len(text) > 1 and text.startswith("`") and text.endswith("`"):
         return f"<code>{escape(text[1:-1])}</code>"
     return escape(text)
