@@ -137,8 +137,8 @@ def test_nobody_is_answered_without_the_key(layout: LayoutOperator) -> None:
         url = f"http://{machine.address}:{port}/v1/models"
         assert [status_of(layout.router, url, key) for key in ("", "wrong", KEY)] == ["401", "401", "200"]
         assert status_of(machine, f"http://127.0.0.1:{port}/health") == "000", "the engine listens on its address alone"
-    url = f"http://{layout.router.address}:30001/v1/chat/completions"
-    assert status_of(layout.prefill, url) == "401"
+    url = f"http://{layout.router.address}:30001/workers"
+    assert [status_of(layout.prefill, url, key) for key in ("", "wrong", KEY)] == ["401", "401", "200"]
     for machine in layout.machines:
         found = machine.run(
             f"journalctl --no-pager -o cat | grep -c {PATTERN}; grep -l {PATTERN} /proc/[0-9]*/cmdline", check=False
