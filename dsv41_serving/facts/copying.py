@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pwd
 import signal
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _SYS_PIDFD_OPEN, _SYS_PIDFD_GETFD = 434, 438  # the same on every architecture
+_PR_SET_DUMPABLE = 4
 _SECRET = b"copied from another process"
 
 
@@ -25,6 +27,8 @@ class Copying(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    user: str = ""
+    """Whose processes these were; empty: those of whoever asked."""
     pidfd_getfd: str
     process_vm_readv: str
 
@@ -33,20 +37,28 @@ class _IoVec(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
-def try_copying() -> Copying:
-    """Try both calls as this user, from one child process to another, and return what happened."""
+def try_copying(user: str = "") -> Copying:
+    """Try both calls from one child process to another, as `user` when root asks for one, and return what happened.
+
+    To root nothing is refused, so that root's own answer says nothing about a service. Raises KeyError for an unknown user.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
+    become = _find_user(libc, user)
     secret = ctypes.create_string_buffer(_SECRET)
     read_end, write_end = os.pipe()
     owner = os.fork()
     if owner == 0:
+        become()
+        os.write(write_end, b"!")
         signal.pause()
         os._exit(0)
     try:
+        os.read(read_end, 1)
         # Both children are copies of this process: the buffer has one address in all three.
         return Copying(
-            pidfd_getfd=_run_in_child(lambda: _take_descriptor(libc, owner, read_end)),
-            process_vm_readv=_run_in_child(lambda: _read_memory(libc, owner, ctypes.addressof(secret))),
+            user=user,
+            pidfd_getfd=_run_in_child(lambda: _take_descriptor(libc, owner, read_end), become),
+            process_vm_readv=_run_in_child(lambda: _read_memory(libc, owner, ctypes.addressof(secret)), become),
         )
     finally:
         os.kill(owner, signal.SIGKILL)
@@ -55,10 +67,27 @@ def try_copying() -> Copying:
         os.close(write_end)
 
 
-def _run_in_child(attempt: Callable[[], int]) -> str:
+def _find_user(libc: ctypes.CDLL, user: str) -> Callable[[], object]:
+    """Return what turns a child into a process of `user`, as if it had been started as one."""
+    if not user:
+        return lambda: None
+    entry = pwd.getpwnam(user)
+
+    def become() -> None:
+        os.setgroups([])
+        os.setgid(entry.pw_gid)
+        os.setuid(entry.pw_uid)
+        # A process that changed its user is closed to others of that user until it runs another program.
+        libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+    return become
+
+
+def _run_in_child(attempt: Callable[[], int], become: Callable[[], object] = lambda: None) -> str:
     """Return what `attempt` reports (0 or an errno) in a child: a filter may kill the process that makes the call."""
     child = os.fork()
     if child == 0:
+        become()
         os._exit(attempt())
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):

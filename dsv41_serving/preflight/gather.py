@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,12 +59,13 @@ def gather_scene(
     crash = spec.engine.args.get("crash-dump-folder")
     if isinstance(crash, str):
         places["crash"] = crash
+    host = read_host(root)
     return Scene(
         spec=spec,
         made=made,
         problem=problem,
         facts=facts,
-        host=read_host(root),
+        host=host,
         directories={name: read_directory(path, root) for name, path in places.items()},
         secrets={
             f"router.{key}": read_secret(path, root)
@@ -73,7 +75,7 @@ def gather_scene(
         checkpoint=read_checkpoint(spec, hashes=hashes),
         capacity=_estimate(spec, facts),
         packages=read_packages(lock_file()),
-        copying=try_copying(),
+        copying=try_copying(spec.node.user if os.geteuid() == 0 and spec.node.user in host.users else ""),
         traces=read_traces(spec.node.state_dir),
         hand_off_problem=hand_off_problem,
     )

@@ -38,7 +38,7 @@ def judge_ptrace(scene: Scene) -> Outcome | None:
 
 
 def judge_copying(scene: Scene) -> Outcome | None:
-    """Return whether one process of this user could really copy from another, both ways UCX does."""
+    """Return whether one process of the service user, or of this one, could really copy from another, both ways UCX does."""
     calls = {"pidfd_getfd": scene.copying.pidfd_getfd, "process_vm_readv": scene.copying.process_vm_readv}
     refused = {name: what for name, what in calls.items() if what != "ok"}
     if refused:
@@ -48,7 +48,7 @@ def judge_copying(scene: Scene) -> Outcome | None:
             named,
             "sysctl kernel.yama.ptrace_scope; in a unit: SystemCallFilter=pidfd_getfd, no PrivateUsers; in a container: --cap-add SYS_PTRACE",
         )
-    return passed("pidfd_getfd and process_vm_readv between two processes of this user")
+    return passed(f"pidfd_getfd and process_vm_readv between two processes of {scene.copying.user or 'this user'}")
 
 
 def judge_namespace(scene: Scene) -> Outcome | None:

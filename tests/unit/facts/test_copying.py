@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from pathlib import Path
+
+import pytest
 
 from dsv41_serving.facts.copying import _read_memory, _run_in_child, _take_descriptor, try_copying
 
@@ -17,6 +20,18 @@ def test_both_calls_are_tried_for_real() -> None:
     found = try_copying()
     assert found.pidfd_getfd in {"ok", os.strerror(errno.EPERM), "killed by SIGSYS"}
     assert found.process_vm_readv in {"ok", os.strerror(errno.EPERM), "killed by SIGSYS"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may ask for another user; enable with: sudo make test-unit")
+def test_root_asks_as_the_user_of_the_service() -> None:
+    """Root may do anything, so an answer of its own would say nothing."""
+    found = try_copying("nobody")
+    own = try_copying()
+    assert found.user == "nobody"
+    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
+    if own.pidfd_getfd == own.process_vm_readv == "ok":
+        expected = "ok" if not scope.exists() or scope.read_text().strip() == "0" else os.strerror(errno.EPERM)
+        assert {found.pidfd_getfd, found.process_vm_readv} == {expected}
 
 
 def test_a_refusal_is_named() -> None:
