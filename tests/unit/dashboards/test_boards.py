@@ -111,6 +111,24 @@ def test_description_units_thresholds_and_links_reach_the_json(board: Board) -> 
         ]
 
 
+@by_panel
+def test_a_threshold_near_zero_does_not_lie_under_a_flat_line(panel: Panel) -> None:
+    """Grafana draws an axis to 100 when nothing moves: a limit of one would look as if it were reached."""
+    if panel.kind == "lines" and panel.steps and panel.bounds[1] is None and panel.unit == "short":
+        assert panel.reach is not None
+    if panel.reach is not None:
+        made = next(each for board in BOARDS for each in _committed(board)["panels"] if each["title"] == panel.title)
+        assert made["fieldConfig"]["defaults"]["custom"]["axisSoftMax"] == panel.reach
+
+
+def test_what_fires_stands_on_the_first_screen() -> None:
+    """And says so when nothing does: an empty panel could also be a broken one."""
+    alerts = next(panel for panel in BOARDS[0].rows[0].panels if panel.title == "Alerts")
+    (query,) = alerts.queries
+    assert 'alertstate="firing"' in query.expr
+    assert '"nothing fires"' in query.expr
+
+
 def test_kv_fullness_is_what_one_sees_first() -> None:
     first = BOARDS[0].panels[0]
     assert first.title == "KV fullness"
