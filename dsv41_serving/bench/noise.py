@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TRIALS = 2000
 WANTED = 19 / 20
-_SIZES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
+SIZES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 _FEWEST = 4
 
 
@@ -88,7 +88,7 @@ def measure_noise(
             simulate(
                 values, metric, size, slower=slower, floor=floor, level=level / len(result.scenarios), trials=trials
             )
-            for size in _SIZES
+            for size in SIZES
         )
         found.append(Noise(scenario, metric, len(values), spread, rows))
     return found
@@ -129,5 +129,5 @@ def explain(noise: Noise, slower: float) -> list[str]:
         f"{slower:.0%} slower is found in {row.found:.1%}"
         for row in noise.rows
     ]
-    enough = f"{noise.needed} launches a side find" if noise.needed else f"not even {_SIZES[-1]} launches a side find"
+    enough = f"{noise.needed} launches a side find" if noise.needed else f"not even {SIZES[-1]} launches a side find"
     return [*lines, f"  {enough} a slow-down of {slower:.0%} in 19 of 20"]

@@ -44,6 +44,8 @@ class EngineCapacity:
     """Largest temporary of the indexer beside them."""
     tokens: int
     """Tokens of the global KV pool; 0 or less when it does not fit."""
+    host_bytes: int = 0
+    """Host memory of its processes and its Engram tables, on the NUMA node of the engine."""
 
     @property
     def short_bytes(self) -> int:
@@ -120,13 +122,17 @@ def estimate_node(
 ) -> NodeCapacity:
     """Return what the shape `shape_name` of `spec` (default: the one it runs) can hold on GPUs of `gpu_bytes`."""
     name = shape_name or spec.shape
-    engines = tuple(estimate_engine(shape, read_settings(spec, each), gpu_bytes) for each in spec.shapes[name])
-    host = sum(spec.memory.host_bytes_per_engine + each.weights.engram_host for each in engines)
-    return NodeCapacity(shape_name=name, engines=engines, host_bytes=host)
+    processes = spec.memory.host_bytes_per_engine
+    engines = tuple(
+        estimate_engine(shape, read_settings(spec, each), gpu_bytes, processes) for each in spec.shapes[name]
+    )
+    return NodeCapacity(shape_name=name, engines=engines, host_bytes=sum(each.host_bytes for each in engines))
 
 
-def estimate_engine(shape: ModelShape, settings: EngineSettings, gpu_bytes: int | None) -> EngineCapacity:
-    """Return what one engine can hold."""
+def estimate_engine(
+    shape: ModelShape, settings: EngineSettings, gpu_bytes: int | None, processes_bytes: int = 0
+) -> EngineCapacity:
+    """Return what one engine can hold; its processes take `processes_bytes` of host memory."""
     weights, pools = weigh(shape, settings), size_pools(shape, settings)
     on_gpu = settings.device == "cuda" and gpu_bytes is not None
     free = gpu_bytes - CONTEXT_BYTES if on_gpu and gpu_bytes is not None else 0
@@ -141,6 +147,7 @@ def estimate_engine(shape: ModelShape, settings: EngineSettings, gpu_bytes: int 
         static_bytes=static,
         transient_bytes=_transient_bytes(settings) if shape.is_v41 and settings.role != "decode" else 0,
         tokens=min(fitting, cap) if cap is not None else fitting,
+        host_bytes=processes_bytes + weights.engram_host,
     )
 
 

@@ -131,6 +131,7 @@ def _engine_json(engine: EngineCapacity) -> dict[str, Any]:
         "transient_bytes": engine.transient_bytes,
         "pool_bytes": engine.pool_bytes,
         "tokens": engine.tokens,
+        "host_bytes": engine.host_bytes,
     }
 
 
@@ -151,6 +152,7 @@ def _list_rows(engine: EngineCapacity) -> list[tuple[str, str]]:
         ("request states", f"{pools.state_bytes / _MIB:.1f} MiB"),
         ("pool tokens", f"{max(0, engine.tokens):,}"),
         ("pools", _gib(engine.pool_bytes)),
+        ("host memory, on its NUMA node", _gib(engine.host_bytes)),
     ]
     if gpu:
         rows += [
