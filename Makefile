@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 ENV    := $(VENV)/.synced
 DSV41  := $(BIN)/dsv41 --profile embedded
 
-.PHONY: help env up down status test test-here test-unit test-kernels test-engine test-monitoring test-node pictures test-gpu lint format lock measure clean
+.PHONY: help env up down status test test-here test-unit test-kernels test-engine test-monitoring test-node test-qemu pictures test-gpu lint format lock measure clean
 
 help:
 	@echo "make up      start the embedded stack and return when its gate has passed"
@@ -70,9 +70,13 @@ test-monitoring: $(ENV)
 pictures: $(ENV)
 	BOARD_PICTURES=monitoring/screenshots $(BIN)/pytest tests/monitoring/test_pictures.py
 
-# Boots Debian machines; skips, and says why, where it may not.
+# Boots machines in containers; skips, and says why, where it may not. NODE_BASE chooses the distribution.
 test-node: $(ENV)
 	$(BIN)/pytest tests/node
+
+# Boots a machine with two NUMA nodes and a kernel of its own, for what a container cannot show. Needs KVM: not part of `test`.
+test-qemu: $(ENV)
+	$(BIN)/pytest tests/qemu
 
 test-gpu: $(ENV)
 	$(BIN)/pytest tests/gpu

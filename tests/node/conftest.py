@@ -1,4 +1,4 @@
-"""One real Debian machine, and the operator's commands against it. The tests of this directory run in the order they stand in."""
+"""One real machine, and the operator's commands against it. The tests of this directory run in the order they stand in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from dsv41_serving.bench.provenance import describe_run
-from tests.node.machine import Machine, Network, make_template, missing_tools
+from dsv41_serving.embedded.manifest import hash_file
+from tests.node.machine import DEFAULT_BASE, Machine, Network, chosen_base, make_template, missing_tools
 
 ROOT = Path(__file__).parents[2]
 CACHE = Path(os.environ.get("DSV41_NODE_CACHE", Path.home() / ".cache" / "dsv41-node-tests"))
@@ -109,10 +110,10 @@ def figures() -> Iterator[dict[str, Any]]:
     measured: dict[str, Any] = {}
     yield measured
     if path := os.environ.get("DSV41_NODE_FIGURES"):
-        run = describe_run(f"DSV41_NODE_FIGURES={path} make test-node")
-        Path(path).write_text(
-            json.dumps({**run, "load_average": round(os.getloadavg()[2], 1), "figures": measured}, indent=1) + "\n"
-        )
+        base = os.environ.get("NODE_BASE", DEFAULT_BASE)
+        run = describe_run(f"NODE_BASE={base} DSV41_NODE_FIGURES={path} make test-node")
+        about = {"base": base, "load_average": round(os.getloadavg()[2], 1)}
+        Path(path).write_text(json.dumps({**run, **about, "figures": measured}, indent=1) + "\n")
 
 
 @pytest.fixture(scope="session")
@@ -127,7 +128,9 @@ def work() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def network(work: Path) -> Network:
     """Return the bridge that machines hang on; addresses are of the range for tests of network devices (RFC 2544)."""
-    return Network(f"dsv{os.getpid() % 10**5}n", f"198.18.{os.getpid() % 200}", work, make_template(CACHE))
+    return Network(
+        f"dsv{os.getpid() % 10**5}n", f"198.18.{os.getpid() % 200}", work, make_template(CACHE, chosen_base())
+    )
 
 
 @pytest.fixture(scope="session")
@@ -145,6 +148,8 @@ def operator(work: Path, network: Network, model: str) -> Iterator[Operator]:
     give_packages(network, work / "node-a")
     with network.machines(["node-a"]) as machines:
         operator = Operator(work, machines, {"dsv41_no_network": True, "dsv41_model_source": model})
+        if archive := os.environ.get("NODE_PYTHON"):
+            operator.variables["dsv41_python_archive"] = {"archive": archive, "sha256": hash_file(Path(archive))}
         operator.write_inventory()
         yield operator
 

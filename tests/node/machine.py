@@ -1,4 +1,4 @@
-"""Real Debian machines for tests: systemd as PID 1 in a systemd-nspawn container with a network of its own.
+"""Real machines for tests: systemd as PID 1 in a systemd-nspawn container with a network of its own.
 
 The host needs no systemd: each machine gets cgroup and PID namespaces first, and sees a pure cgroup v2 tree. The bridge
 between the machines has no way out, so whatever they install comes from the controller or from their package cache.
@@ -17,12 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SUITE = "bookworm"
 # What a freshly installed server has: an init, ssh, Python for Ansible.
-BASE = "systemd,systemd-sysv,dbus,python3,python3-apt,iproute2,procps,ca-certificates,openssh-server,curl,sudo,libpam-systemd"
+PACKAGES = "apt,systemd,systemd-sysv,dbus,python3,python3-apt,iproute2,procps,ca-certificates,openssh-server,curl,sudo,libpam-systemd"
 # Fetched into the package cache of the template, not installed: machines have no network to fetch them from.
 FETCHED = ("prometheus", "prometheus-alertmanager", "prometheus-node-exporter")
-_TEMPLATE_VERSION = 1
+_TEMPLATE_VERSION = 2
 _REBOOT = 133  # status of nspawn when the machine asks for a reboot and nobody on the host can start it again
 _BOOT_S = 60.0
 _BOOT = """
@@ -39,6 +38,50 @@ exec unshare --mount --cgroup --pid --fork --kill-child --mount-proc --propagati
 """
 
 
+@dataclass(frozen=True)
+class Base:
+    """A distribution that machines are made of. `sources` are lines for apt; empty: what this machine knows of the suite."""
+
+    suite: str
+    sources: tuple[str, ...] = ()
+    keyring: str = ""
+    """File with the keys that sign `sources`."""
+    newer_python: bool = False
+    """Whether its Python is newer than what this project supports."""
+
+    @property
+    def name(self) -> str:
+        """What identifies a template of it."""
+        recipe = repr((self, PACKAGES, FETCHED, _TEMPLATE_VERSION))
+        return f"{self.suite}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+
+
+_UBUNTU = "http://archive.ubuntu.com/ubuntu"
+_UBUNTU_KEYS = "/usr/share/keyrings/ubuntu-archive-keyring.gpg"
+BASES = {
+    "debian-12": Base("bookworm"),
+    "debian-13": Base("trixie", newer_python=True),
+    "ubuntu-24.04": Base(
+        "noble",
+        tuple(
+            f"deb [signed-by={_UBUNTU_KEYS}] {_UBUNTU} {suite} main universe" for suite in ("noble", "noble-updates")
+        ),
+        keyring=_UBUNTU_KEYS,
+    ),
+}
+
+
+DEFAULT_BASE = "debian-12"
+
+
+def chosen_base() -> Base:
+    """Return the base that NODE_BASE names."""
+    name = os.environ.get("NODE_BASE", DEFAULT_BASE)
+    if name not in BASES:
+        raise ValueError(f"NODE_BASE={name} is not known; use one of: {', '.join(BASES)}")
+    return BASES[name]
+
+
 def missing_tools() -> str:
     """Return why machines cannot be made here, with the command that helps; '' when they can."""
     if os.geteuid() != 0:
@@ -52,25 +95,36 @@ def missing_tools() -> str:
         "ssh-keygen": "openssh-client",
     }
     packages = sorted({package for tool, package in tools.items() if shutil.which(tool) is None})
-    return f"apt-get install --no-install-recommends {' '.join(packages)}" if packages else ""
+    if packages:
+        return f"apt-get install --no-install-recommends {' '.join(packages)}"
+    base = chosen_base()
+    if base.keyring and not Path(base.keyring).exists():
+        return f"{base.keyring} is missing: install the package ubuntu-keyring of Ubuntu"
+    if base.newer_python and "NODE_PYTHON" not in os.environ:
+        return f"the Python of {base.suite} is too new: NODE_PYTHON=ARCHIVE make test-node, with that of a relocatable 3.11 or 3.12"
+    return ""
 
 
-def make_template(cache: Path) -> Path:
-    """Return a root file system under `cache` that machines are copied from, made first when it is not there."""
-    recipe = repr((SUITE, BASE, FETCHED, _TEMPLATE_VERSION))
-    template = cache / f"{SUITE}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+def make_template(cache: Path, base: Base) -> Path:
+    """Return a root file system of `base` under `cache` that machines are copied from, made first when it is not there."""
+    template = cache / base.name
     if template.exists():
         return template
     making = template.with_suffix(".making")
     shutil.rmtree(making, ignore_errors=True)
     cache.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mmdebstrap", "--quiet", "--variant=minbase", f"--include={BASE}", SUITE, making], check=True)
+    subprocess.run(
+        ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", base.suite, making, *base.sources],
+        check=True,
+    )
     shutil.copyfile("/etc/resolv.conf", making / "etc/resolv.conf")
     for command in (
         ("update", "-qq"),
         ("install", "-qq", "-y", "--download-only", "--no-install-recommends", *FETCHED),
     ):
         subprocess.run(["chroot", making, "apt-get", *command], check=True, stdout=subprocess.DEVNULL)
+    # Ubuntu enables a network manager that would take the address away which the machine is given.
+    subprocess.run(["systemctl", f"--root={making}", "--quiet", "mask", "systemd-networkd.service"], check=True)
     (making / "etc/machine-id").write_text("")
     (making / "etc/hostname").unlink(missing_ok=True)
     (making / "etc/ssh/sshd_config.d/10-test.conf").write_text(
