@@ -58,6 +58,7 @@ def main() -> None:
     parser.add_argument("--node", type=Path, required=True, help="Node file of what runs.")
     parser.add_argument("--series", type=int, default=20, help="Comparisons of each kind.")
     parser.add_argument("--rounds", type=int, default=5, help="Rounds on each side of a comparison.")
+    parser.add_argument("--minutes", type=float, default=60.0, help="Begin no comparison after this time.")
     parser.add_argument("--slower", type=float, default=0.05, help="Share by which decode is stretched.")
     options = parser.parse_args()
     try:
@@ -66,25 +67,28 @@ def main() -> None:
         target = choose_target(plan, find_access(plan))
         shares = dict(zip(PATHS, (0.0, 0.0, options.slower), strict=True))
         with serve_paths(target.url, shares) as urls:
-            values = measure_series(target, urls, options.series, options.rounds, say=_say)
+            values = measure_series(
+                target, urls, options.series, options.rounds, patience_s=60 * options.minutes, say=_say
+            )
     except Dsv41Error as error:
         sys.exit(f"dsv41: {error}")
-    command = (
-        f"{parser.prog} {options.result} --node {options.node} --series {options.series} --rounds {options.rounds}"
-    )
+    command = f"{parser.prog} {options.result} --node {options.node} --series {options.series} --rounds {options.rounds} --minutes {options.minutes:g}"
     result = {**describe_run(command), "sends": LOAD.says, "planted": options.slower, **summarise(values)}
     options.result.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     _say(json.dumps(result["figures"], indent=1))
 
 
 def measure_series(
-    target: Target, urls: dict[str, str], series: int, rounds: int, *, say: Callable[[str], None]
+    target: Target, urls: dict[str, str], series: int, rounds: int, *, patience_s: float, say: Callable[[str], None]
 ) -> list[dict[str, list[float]]]:
-    """Return, for each of `series` comparisons, the metric of every round on every path."""
+    """Return, for each of `series` comparisons, the metric of every round on every path; none begins after `patience_s`."""
     prompts = write_prompts(LOAD, load_words(target.tokenizer))
     found: list[dict[str, list[float]]] = []
     with Generator({**os.environ, **target.env}) as generator:
+        began = time.monotonic()
         for number in range(series):
+            if number and time.monotonic() - began > patience_s:
+                break
             values: dict[str, list[float]] = {name: [] for name in urls}
             for turn in range(rounds + (number == 0)):
                 for name in list(urls)[:: 1 if turn % 2 else -1]:

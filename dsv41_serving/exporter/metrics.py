@@ -147,7 +147,11 @@ HANDOFF_PROMPT = _gauge(
     "dsv41_handoff_prompt_gb_s",
     "Speed that preflight measured on this node for one prompt's hand-off, in the blocks its pools have, in GB/s.",
 )
-HANDOFF_LANE = _gauge("dsv41_handoff_lane_info", "Always 1; the transport NIXL chose, as preflight saw it.", "lane")
+HANDOFF_LANE = _gauge(
+    "dsv41_handoff_lane_info",
+    "Always 1; the transport that carries the hand-off, before the first one the proven.",
+    "lane",
+)
 STEP_SECONDS = _gauge("dsv41_step_seconds", "Mean time of a decode step over the last look.", "service")
 STEP_INTERCEPT = _gauge(
     "dsv41_step_law_intercept_seconds", "a of the fit step = a + b * batch over the last hour.", "service"

@@ -27,7 +27,9 @@ from dsv41_serving.exporter.serve import build_page
 from dsv41_serving.exporter.services import ServicesSource, cost_by_session, state_of
 from dsv41_serving.run.history import StartHistory
 from dsv41_serving.run.record import Records, ServiceRecord, current_boot, own_start_ticks
+from dsv41_serving.transport.proof import store_proof
 from tests.unit.run.fake_plan import fake_plan
+from tests.unit.transport.test_parts import make_pair, make_proof
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -161,6 +163,33 @@ def test_the_last_round_of_the_contract_watch_is_passed_on(tmp_path: Path) -> No
         "dsv41_contract_clause_kept{clause=encoding}": 0,
         "dsv41_contract_drift{item=model router}": 1,
     }
+
+
+def test_the_lane_of_a_living_engine_counts_before_the_proven_one(tmp_path: Path) -> None:
+    """A fall-back while it serves is seen; what an engine of yesterday wrote over is not."""
+    store_proof(make_proof(make_pair()), str(tmp_path))
+    lane = "dsv41_handoff_lane_info{{lane={}}}"
+    assert lane.format("shm") in values_of(HandoffSource(str(tmp_path)).read())
+    for ticks, expected in ((own_start_ticks(), "tcp"), (1, "shm")):
+        Records(tmp_path).write_service(
+            ServiceRecord(
+                name="prefill",
+                kind="prefill",
+                state="ready",
+                phase="ready",
+                pid=os.getpid(),
+                start_ticks=ticks,
+                supervisor_pid=os.getpid(),
+                port=1,
+                url="",
+                metrics_url="",
+                model="m",
+                started_at=0.0,
+                phase_at=0.0,
+                lane="tcp",
+            )
+        )
+        assert lane.format(expected) in values_of(HandoffSource(str(tmp_path)).read())
 
 
 def test_nobody_has_measured_the_hand_off(tmp_path: Path) -> None:
