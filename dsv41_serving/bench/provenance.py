@@ -45,7 +45,10 @@ def _name_gpus() -> str:
 def _commit() -> str:
     if shutil.which("git") is None:  # a node has a release, not a checkout
         return "unknown"
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    except OSError:  # an installed node has no git
+        return "unknown"
     return done.stdout.strip() if done.returncode == 0 else "unknown"
 
 
