@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from types import ModuleType
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -56,3 +60,79 @@ def test_tasks_use_full_module_names_and_no_shell() -> None:
 def _tasks(tasks: list[dict]) -> list[dict]:
     inner = [task.get(part, []) for task in tasks for part in ("block", "rescue", "always")]
     return tasks + [task for part in inner for task in _tasks(part)]
+
+
+def _layout(groups: dict[str, list[str]], here: str, node: dict[str, object] | None = None) -> dict[str, object]:
+    place = {"a": "192.0.2.1", "b": "192.0.2.2", "c": "192.0.2.3"}
+    variables = {name: {"inventory_hostname": name, "ansible_host": address} for name, address in place.items()}
+    variables["b"] |= {"dsv41_address": "198.51.100.2", "dsv41_device": "eth1"}
+    layout: dict[str, object] = _filters().dsv41_layout(groups, variables, here, node or {})
+    return layout
+
+
+def _filters() -> ModuleType:
+    """Return the filter plug-in, which Ansible loads by its path."""
+    spec = importlib.util.spec_from_file_location("dsv41_filters", ANSIBLE / "plugins/filter/dsv41.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_groups_say_where_services_run() -> None:
+    assert _layout({"dsv41": ["a", "b"], "prefill": ["a"], "decode": ["b"], "router": ["a"]}, "b") == {
+        "node": {"name": "b"},
+        "hosts": {
+            "a": {"address": "192.0.2.1", "services": ["prefill", "router"]},
+            "b": {"address": "198.51.100.2", "services": ["decode"], "device": "eth1"},
+        },
+    }
+
+
+def test_an_inventory_of_one_host_says_nothing_about_hosts() -> None:
+    assert _layout({"dsv41": ["a", "b"]}, "a") == {}
+    assert _layout({"dsv41": ["a"], "prefill": ["a"], "decode": ["a"], "router": ["a"]}, "a") == {}
+
+
+@pytest.mark.parametrize(
+    ("groups", "here", "node", "line"),
+    [
+        (
+            {"prefill": ["a"], "decode": ["b", "c"], "router": ["a"]},
+            "a",
+            {},
+            "inventory group decode names b and c; name one",
+        ),
+        ({"prefill": ["a"], "decode": ["b"], "router": ["a"]}, "c", {}, "inventory host 'c' is in none of the groups"),
+        ({}, "a", {"hosts": {"a": {}}}, "dsv41_node of a, key hosts: the groups prefill, decode, router say it"),
+        ({"router": ["a.example"]}, "a.example", {}, "inventory host 'a.example' becomes a name in the node file"),
+    ],
+)
+def test_groups_that_make_no_layout_are_refused(
+    groups: dict[str, list[str]], here: str, node: dict[str, object], line: str
+) -> None:
+    with pytest.raises(Exception, match=re.escape(line)):
+        _layout(groups, here, node)
+
+
+def test_the_example_inventory_makes_the_example_node_file() -> None:
+    inventory = yaml.safe_load((ANSIBLE / "examples/three-hosts.yml").read_text(encoding="utf-8"))["dsv41"]
+    groups = {name: list(group["hosts"]) for name, group in inventory["children"].items()}
+    hosts = {
+        name: {"inventory_hostname": name, **values}
+        for group in inventory["children"].values()
+        for name, values in group["hosts"].items()
+    }
+    layout = _filters().dsv41_layout(groups, hosts, "gpu-b", inventory["vars"]["dsv41_node"])
+    text = tomllib.loads((ROOT / "deploy/three-hosts.toml").read_text(encoding="utf-8"))
+    assert (layout["node"], layout["hosts"]) == (text["node"], text["hosts"])
+    assert (
+        "ok: "
+        in subprocess.run(
+            [sys.executable, "-m", "dsv41_serving", "--node", ROOT / "deploy/three-hosts.toml", "config", "check"],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+    )

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from dsv41_serving.check.access import Access, find_access, open_client
+from dsv41_serving.check.access import Access, find_access, find_engine_access, open_client
 from dsv41_serving.credential import find_credential, read_key
 from dsv41_serving.errors import InputError
 from dsv41_serving.facts import read_facts
@@ -55,6 +55,21 @@ def test_key_goes_to_the_router_and_not_to_engines_or_strangers(key_file: Path) 
     assert authorization_at(access, f"{plan.router.url}/v1/models") == "Bearer secret"
     assert authorization_at(access, f"{plan.engines[0].url}/health") is None
     assert authorization_at(access, "http://elsewhere:30001/v1/models") is None
+
+
+def test_key_goes_to_engines_off_loopback_too(key_file: Path) -> None:
+    layout = [
+        'node.name="a"', "engine.cross_host=true",
+        'hosts.a.address="192.0.2.1"', 'hosts.a.services=["prefill","router"]',
+        'hosts.b.address="192.0.2.2"', 'hosts.b.services=["decode"]',
+    ]  # fmt: skip
+    plan = plan_with(key_file, *layout)
+    access = find_access(plan)
+    assert [authorization_at(access, f"{worker.url}/contract") for worker in plan.workers] == ["Bearer secret"] * 2
+    assert authorization_at(access, "http://192.0.2.3:30100/contract") is None
+    (prefill,) = plan.engines
+    assert authorization_at(find_engine_access(prefill), f"{prefill.url}/contract") == "Bearer secret"
+    assert authorization_at(find_engine_access(prefill), "http://192.0.2.2:30200/contract") is None
 
 
 def test_another_address_never_gets_the_key_of_the_plan(key_file: Path, tmp_path: Path) -> None:

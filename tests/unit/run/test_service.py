@@ -190,6 +190,23 @@ def test_a_router_waits_for_its_engines(tmp_path: Path, manager: Manager) -> Non
     assert router.poll() is None
 
 
+def test_a_router_waits_for_engines_of_other_hosts_beyond_their_start_limit(tmp_path: Path, manager: Manager) -> None:
+    """Nobody would start it again when the other host comes back."""
+    whole = make_plan(tmp_path)
+    engines = tuple(
+        engine.model_copy(update={"node": f"host-{engine.name}", "start_timeout_s": 0.01}) for engine in whole.engines
+    )
+    manager.start(whole.model_copy(update={"services": (whole.router,), "elsewhere": engines}), "router")
+    manager.hear("STATUS=waiting (for prefill on host-prefill and decode on host-decode)")
+    manager.start(whole, "prefill")
+    manager.hear("STATUS=waiting (for decode on host-decode)")
+    manager.start(whole, "decode")
+    wait_for(
+        lambda: [record.state for record in Records(whole.state_dir).read_services(whole)] == ["ready"] * 3,
+        "the router",
+    )
+
+
 def test_a_role_runs_once_on_a_node(tmp_path: Path, manager: Manager) -> None:
     """The second is refused before it starts anything."""
     plan = make_plan(tmp_path)
