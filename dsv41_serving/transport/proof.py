@@ -178,11 +178,11 @@ def explain_stale(proof: Proof, plan: Plan, facts: Facts) -> str:
 
 
 def hands_over(plan: Plan) -> bool:
-    """Return whether `plan` splits prefill from decode and hands over through NIXL."""
-    kinds = {engine.kind for engine in plan.engines}
-    return {"prefill", "decode"} <= kinds and all(
-        "nixl" in engine.argv for engine in plan.engines if engine.kind == "prefill"
-    )
+    """Return whether `plan` hands over from prefill to decode through NIXL, and within this host: what the proof is about."""
+    if any(service.is_engine for service in plan.elsewhere):
+        return False
+    writers = [engine for engine in plan.engines if engine.kind == "prefill"]
+    return any(engine.kind == "decode" for engine in plan.engines) and any("nixl" in each.argv for each in writers)
 
 
 def find_peers(plan: Plan) -> list[tuple[str, int, int | None, str, int, int | None]]:

@@ -15,7 +15,14 @@ from dsv41_serving.facts import read_facts
 from dsv41_serving.spec import load_spec
 from dsv41_serving.transport import baseline
 from dsv41_serving.transport.collective import _wait, try_collective
-from dsv41_serving.transport.proof import Collective, explain_stale, list_environments, read_proof, store_proof
+from dsv41_serving.transport.proof import (
+    Collective,
+    explain_stale,
+    hands_over,
+    list_environments,
+    read_proof,
+    store_proof,
+)
 from tests.unit.plan.machines import plan_for
 from tests.unit.transport.test_parts import make_pair, make_proof
 
@@ -105,6 +112,16 @@ def test_wrong_bytes_and_wrong_sums_stop_a_start(tmp_path: Path, monkeypatch: py
 def test_a_shape_without_a_pair_has_no_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_in(tmp_path, "shape=single")
     assert keep(plan, holding(plan), monkeypatch) == (None, [], 0)
+
+
+def test_between_hosts_nothing_is_proven_at_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proof moves memory within one host; the gate of the router sees the bytes arrive."""
+    plan = plan_in(tmp_path)
+    assert hands_over(plan)
+    decode = plan.service("decode")
+    spread = plan.model_copy(update={"elsewhere": (decode.model_copy(update={"name": "decode-1"}),)})
+    assert not hands_over(spread)
+    assert keep(spread, holding(plan), monkeypatch) == (None, [], 0)
 
 
 def test_a_unit_starts_though_the_node_file_beside_its_plan_is_broken(
