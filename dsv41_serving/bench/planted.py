@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import socket
 import statistics
@@ -28,8 +29,9 @@ from starlette.applications import Starlette
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from dsv41_serving.bench.compare import FLOOR, judge
+from dsv41_serving.bench.compare import FLOOR, LEVEL, judge
 from dsv41_serving.bench.generator import Generator
+from dsv41_serving.bench.noise import SIZES, TRIALS, simulate
 from dsv41_serving.bench.protocol import choose_target, clear_caches, load_words
 from dsv41_serving.bench.provenance import describe_run
 from dsv41_serving.bench.scenario import Scenario, Turn, write_prompts
@@ -73,7 +75,13 @@ def main() -> None:
     except Dsv41Error as error:
         sys.exit(f"dsv41: {error}")
     command = f"{parser.prog} {options.result} --node {options.node} --series {options.series} --rounds {options.rounds} --minutes {options.minutes:g}"
-    result = {**describe_run(command), "sends": LOAD.says, "planted": options.slower, **summarise(values)}
+    result = {
+        **describe_run(command),
+        "sends": LOAD.says,
+        "planted": options.slower,
+        **summarise(values),
+        "drawn": draw(values, options.slower),
+    }
     options.result.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     _say(json.dumps(result["figures"], indent=1))
 
@@ -102,6 +110,27 @@ def measure_series(
             found.append(values)
             say(f"{number + 1} of {series}: " + ", ".join(f"{n} {statistics.fmean(v):.2f}" for n, v in values.items()))
     return found
+
+
+def find_needed(series: Sequence[dict[str, list[float]]], slower: float, trials: int = TRIALS) -> int | None:
+    """Return the fewest rounds a side that find `slower` in 19 of 20, on the noise that identical paths had in a comparison.
+
+    None when not even the most that are tried do.
+    """
+    noise = []
+    for rounds in (values[name] for values in series for name in PATHS[:2]):
+        middle, correction = statistics.fmean(rounds), math.sqrt(len(rounds) / (len(rounds) - 1))
+        noise += [1 + (value / middle - 1) * correction for value in rounds]
+    for size in SIZES:
+        row = simulate(noise, METRIC, size, slower=slower, floor=FLOOR, level=LEVEL, trials=trials)
+        if row.enough:
+            return size
+    return None
+
+
+def draw(series: Sequence[dict[str, list[float]]], slower: float) -> dict[str, Any]:
+    """Return how many rounds the noise of `series` would take, and how that was found."""
+    return {"needed": find_needed(series, slower), "most": SIZES[-1], "trials": TRIALS}
 
 
 def summarise(series: Sequence[dict[str, list[float]]]) -> dict[str, Any]:

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsv41_serving.bench.compare import compare_sets, summarise
-from dsv41_serving.bench.noise import SIZES, TRIALS, WANTED, measure_noise, simulate
-from dsv41_serving.bench.planted import PATHS
+from dsv41_serving.bench.noise import measure_noise
 from dsv41_serving.bench.result import METRICS, TITLES, read_result
 from dsv41_serving.bench.step_law import explain, read_laws
 from dsv41_serving.resources import data_dir
@@ -99,37 +97,15 @@ def _describe_comparison(directory: Path, a: ResultSet, b: ResultSet) -> str:
 def _describe_series(link: str, values: dict[str, Any]) -> str:
     figures = {row["name"]: row["value"] for row in values["figures"]}
     count = figures["comparisons of each kind"]
-    needed = _find_rounds(values)
-    drawn = f"{needed} rounds a side" if needed else f"more rounds than {SIZES[-1]} a side"
+    drawn = values["drawn"]
+    enough = f"{drawn['needed']} rounds a side" if drawn["needed"] else f"more rounds than {drawn['most']} a side"
     return (
         f"{link}: {_say_origin(values)}. {count} comparisons of identical paths: {figures['identical called no difference']} "
         f"times no difference. {count} with a slow-down of {values['planted']:.0%} planted: found "
         f"{figures['planted slow-down found']} times. Rounds of one path differed by {figures['median spread of rounds']:.1%}, so that a "
-        f"comparison could tell {figures['median noise of a comparison']:.1%}. Drawn {TRIALS:,} times from this noise, "
-        f"{drawn} find it in 19 of 20."
+        f"comparison could tell {figures['median noise of a comparison']:.1%}. Drawn {drawn['trials']:,} times from this noise, "
+        f"{enough} find it in 19 of 20."
     )
-
-
-def _find_rounds(values: dict[str, Any]) -> int | None:
-    """Return the fewest rounds that would do, on the noise that rounds of identical paths had within their comparison."""
-    noise = []
-    for series in values["rounds"]:
-        for rounds in (series[name] for name in PATHS[:2]):
-            middle, correction = statistics.fmean(rounds), math.sqrt(len(rounds) / (len(rounds) - 1))
-            noise += [1 + (value / middle - 1) * correction for value in rounds]
-    for size in SIZES:
-        row = simulate(
-            noise,
-            values["metric"],
-            size,
-            slower=values["planted"],
-            floor=values["floor"],
-            level=1 - WANTED,
-            trials=TRIALS,
-        )
-        if row.enough:
-            return size
-    return None
 
 
 def _say_origin(made: dict[str, Any]) -> str:

@@ -164,13 +164,14 @@ def bench_compare(  # noqa: PLR0917 - click passes every option
     "--slower", type=click.FloatRange(min=0.001, max=1), default=0.05, show_default=True, help="Planted share."
 )
 @click.option("--floor", type=click.FloatRange(min=0, max=1), default=0.015, show_default=True, help="Noise floor.")
+@click.option("--trials", type=click.IntRange(min=20), default=2000, show_default=True, help="Comparisons to draw.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def bench_noise(result: Path, slower: float, floor: float, as_json: bool) -> None:  # noqa: FBT001
+def bench_noise(result: Path, slower: float, floor: float, trials: int, as_json: bool) -> None:  # noqa: FBT001
     """Say from the launches of one configuration how often a comparison is right, and how many launches it takes."""
     from dsv41_serving.bench.noise import explain, measure_noise  # noqa: PLC0415
     from dsv41_serving.bench.result import read_result  # noqa: PLC0415
 
-    found = measure_noise(read_result(result), slower=slower, floor=floor)
+    found = measure_noise(read_result(result), slower=slower, floor=floor, trials=trials)
     if as_json:
         click.echo(json.dumps([each.as_json() for each in found]))
         return

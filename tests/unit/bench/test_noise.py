@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from dsv41_serving.bench.noise import measure_noise, simulate
-from dsv41_serving.bench.planted import PATHS, find_due, serve_paths, summarise
+from dsv41_serving.bench.planted import PATHS, find_due, find_needed, serve_paths, summarise
 from dsv41_serving.bench.result import write_result
 from dsv41_serving.cli import cli
 from dsv41_serving.errors import InputError
@@ -66,10 +66,12 @@ def test_three_launches_say_too_little() -> None:
 
 def test_the_verb_says_it_in_words_and_in_json(tmp_path: Path) -> None:
     write_result(launches(0.004), tmp_path / "r.json")
-    said = CliRunner().invoke(cli, ["bench", "noise", str(tmp_path / "r.json")])
+    said = CliRunner().invoke(cli, ["bench", "noise", str(tmp_path / "r.json"), "--trials", "100"])
     assert said.exit_code == 0, said.output
     assert "a slow-down of 5% in 19 of 20" in said.output
-    (row,) = json.loads(CliRunner().invoke(cli, ["bench", "noise", str(tmp_path / "r.json"), "--json"]).output)
+    (row,) = json.loads(
+        CliRunner().invoke(cli, ["bench", "noise", str(tmp_path / "r.json"), "--trials", "100", "--json"]).output
+    )
     assert row["needed"] == next(each["launches"] for each in row["rows"] if each["enough"])
 
 
@@ -126,3 +128,17 @@ def test_a_series_counts_what_was_right() -> None:
     assert figures["planted slow-down found"] == 1
     assert figures["comparisons of each kind"] == 2
     assert [row["judgement"] for row in found["planted_rows"]] == ["slower", "no difference"]
+
+
+def test_a_series_says_how_many_rounds_its_noise_would_take() -> None:
+    """Of the identical paths alone: what was planted is no noise."""
+    chance = random.Random(8)  # noqa: S311 - a simulation that repeats
+
+    def series(spread: float) -> list[dict[str, list[float]]]:
+        return [{name: [10 * (1 + chance.gauss(0, spread)) for _ in range(4)] for name in PATHS[:2]} for _ in range(5)]
+
+    quiet, loud = find_needed(series(0.003), 0.05, trials=200), find_needed(series(0.02), 0.05, trials=200)
+    assert quiet is not None
+    assert loud is not None
+    assert quiet < loud
+    assert find_needed(series(0.6), 0.05, trials=50) is None
