@@ -89,7 +89,8 @@ def _explain_gpu(
 
 
 def _explain_refusal(copying: Copying, host: Host) -> Verdict | None:
-    refused = [f"{name}: {what}" for name, what in copying.model_dump().items() if what != "ok"]
+    calls = {"pidfd_getfd": copying.pidfd_getfd, "process_vm_readv": copying.process_vm_readv}
+    refused = [f"{name}: {what}" for name, what in calls.items() if what != "ok"]
     if refused:
         return Verdict(
             f"the kernel refuses copies between processes ({', '.join(refused)})",
