@@ -8,6 +8,15 @@ from tests.node.machine import Machine
 OURS = "find /etc/dsv41 /etc/systemd/system/dsv41* /usr/local/bin/dsv41 /opt/dsv41/releases /var/lib/dsv41 2>/dev/null"
 
 
+def test_precheck_of_a_bare_node_asks_what_can_be_asked(operator: Operator) -> None:
+    play = operator.must_play("precheck")
+    assert play.changed == 0
+    assert "/opt/dsv41/current is not installed on node-a yet: deploy asks its preflight" in " ".join(
+        play.output.split()
+    )
+    assert operator.node.run(OURS, check=False).stdout == ""
+
+
 def test_check_mode_on_a_bare_node_says_what_it_would_do_and_does_nothing(operator: Operator) -> None:
     play = operator.must_play("deploy", "--check", "--diff")
     assert play.changed > 5
@@ -26,7 +35,10 @@ def test_a_wrong_key_is_refused_before_the_node_is_touched(operator: Operator) -
 
 
 def test_a_bare_machine_becomes_a_serving_node(operator: Operator, figures: dict[str, float]) -> None:
-    figures["deploy: bare machine to passed gate, s"] = operator.must_play("deploy").seconds
+    play = operator.must_play("deploy")
+    figures["deploy: bare machine to passed gate, s"] = play.seconds
+    # Its preflight was asked first: a container has process numbers of its own, which is worth a word and no reason to stop.
+    assert "warn  kernel.namespace: a PID namespace of its own" in play.output
     node = operator.node
     assert (
         node.run("systemctl is-active dsv41.target dsv41-prefill dsv41-decode dsv41-router").stdout.split()
@@ -61,6 +73,7 @@ def test_drift_is_shown_then_repaired(operator: Operator) -> None:
         == (ROOT / "ansible/roles/node/files/sysctl.conf").read_text()
     )
     assert ask(node)["choices"][0]["finish_reason"] == "stop"
+    assert operator.must_play("deploy", "--check", "--diff").changed == 0
     operator.must_play("check")
 
 

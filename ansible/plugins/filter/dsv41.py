@@ -71,9 +71,18 @@ def _address(variables: Mapping[str, Any]) -> str:
     return str(variables.get("dsv41_address") or variables.get("ansible_host") or variables["inventory_hostname"])
 
 
+def dsv41_answer(check: Mapping[str, str]) -> str:
+    """Return one entry of `dsv41 preflight --json` as the line that the command prints for people."""
+    return f"{check['verdict']}  {check['check']}: {check['seen']}; mend: {check['remedy']}"
+
+
 class FilterModule:
     """The names under which Ansible finds the filters."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Return the filters by name."""
-        return {"dsv41_node_file": dsv41_node_file, "dsv41_layout": dsv41_layout}
+        return {
+            "dsv41_node_file": dsv41_node_file,
+            "dsv41_layout": dsv41_layout,
+            "dsv41_answer": dsv41_answer,
+        }
