@@ -180,6 +180,7 @@ def _own_options(query: Query) -> list[DynamicConfigValue]:
         own.append(DynamicConfigValue(id_val="color", value={"mode": "fixed", "fixedColor": shade}))
     if query.right:
         own.append(DynamicConfigValue(id_val="custom.axisPlacement", value="right"))
+        own.append(DynamicConfigValue(id_val="unit", value="short"))
     return own
 
 

@@ -21,7 +21,7 @@ class Query:
     color: Color | None = None
     """Of its curve, where it has one meaning; None leaves it to the palette."""
     right: bool = False
-    """Whether its curve has an axis of its own at the right: another magnitude than the others."""
+    """Whether its curve has an axis of its own at the right, in plain numbers: another magnitude than the others."""
 
 
 @dataclass(frozen=True)

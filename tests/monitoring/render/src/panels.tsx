@@ -64,7 +64,7 @@ const KINDS: Record<string, ComponentType<any>> = {
 const curveOptions: any = {
   standardOptions: { color: { defaultValue: { mode: 'palette-classic' } } },
   useCustomConfig: (builder: any) => {
-    for (const path of ['axisPlacement', 'drawStyle', 'fillOpacity', 'lineWidth', 'scaleDistribution', 'showPoints', 'spanNulls', 'stacking', 'thresholdsStyle']) {
+    for (const path of ['axisPlacement', 'axisSoftMax', 'drawStyle', 'fillOpacity', 'lineWidth', 'scaleDistribution', 'showPoints', 'spanNulls', 'stacking', 'thresholdsStyle']) {
       builder.addCustomEditor({
         id: path, path, name: path, editor: () => null, override: () => null, process: identityOverrideProcessor, shouldApply: () => true,
         settings: {},
