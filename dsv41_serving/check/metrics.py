@@ -17,6 +17,7 @@ TRANSFER_FAILURES = "sglang:num_transfer_failed_reqs_total"
 ABORTED = "sglang:num_aborted_requests_total"
 RUNNING = "sglang:num_running_reqs"
 QUEUED = "sglang:num_queue_reqs"
+HTTP_ACTIVE = "sglang:http_requests_active"
 KV_USED = "sglang:kv_used_tokens"
 KV_EVICTABLE = "sglang:kv_evictable_tokens"
 KV_AVAILABLE = "sglang:kv_available_tokens"
@@ -43,8 +44,11 @@ class MetricsPage:
     def __init__(self, text: str) -> None:
         """Parse `text` in the Prometheus exposition format. Raises ValueError when it is not."""
         self._sums: dict[str, float] = {}
+        self._posts: dict[str, float] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
+                if sample.labels.get("method") == "POST":
+                    self._posts[sample.name] = self._posts.get(sample.name, 0.0) + sample.value
                 self._sums[sample.name] = self._sums.get(sample.name, 0.0) + sample.value
 
     def get(self, name: str) -> float | None:
@@ -54,6 +58,10 @@ class MetricsPage:
     def total(self, *names: str) -> float:
         """Return the sum over `names`; an absent one counts as 0, as a counter that has not moved yet."""
         return sum(self._sums.get(name, 0.0) for name in names)
+
+    def posts(self, name: str) -> float:
+        """Return the sum of the samples called `name` that are about HTTP POST."""
+        return self._posts.get(name, 0.0)
 
 
 async def scrape(client: httpx.AsyncClient, url: str) -> MetricsPage:

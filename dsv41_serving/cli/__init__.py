@@ -21,7 +21,7 @@ from dsv41_serving.cli.preflight import preflight
 from dsv41_serving.cli.release import bundle, release
 from dsv41_serving.cli.run import down, drain, gate, incident, model, restart, run, status, up
 from dsv41_serving.cli.transport import transport
-from dsv41_serving.errors import EXIT_INTERRUPTED, EXIT_OK, Dsv41Error
+from dsv41_serving.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, Dsv41Error
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -110,6 +110,16 @@ def main() -> NoReturn:
             command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "dsv41"
             err.print(f"dsv41: {message} See `{command} --help`.", markup=False, highlight=False)
         sys.exit(error.exit_code)
+    except OSError as error:
+        # A path that somebody named and this user cannot use; without a path it is a defect, and its traceback is wanted.
+        if error.filename is None:
+            raise
+        err.print(
+            f"dsv41: {error.filename}: cannot be used ({error.strerror}); name a place this user may use",
+            markup=False,
+            highlight=False,
+        )
+        sys.exit(EXIT_BAD_INPUT)
     except (KeyboardInterrupt, click.Abort):
         err.print("dsv41: interrupted", markup=False)
         sys.exit(EXIT_INTERRUPTED)

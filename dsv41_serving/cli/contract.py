@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dsv41_serving.cli.output import print_json
+from dsv41_serving.cli.output import print_json, refuse_unwritable
 from dsv41_serving.errors import EXIT_CHECK_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ def contract_check(  # noqa: PLR0917 - click passes every option
         for clause in chosen:
             click.echo(f"{clause.name:<{report.NAME_WIDTH}} {clause.statement}")
         return
+    if junit is not None:
+        refuse_unwritable(junit)
     made = context.plan_if_possible() if url else context.plan()[0]
     done = asyncio.run(
         check_contract(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dsv41_serving.cli.output import out, print_json, say
+from dsv41_serving.cli.output import out, print_json, say, telling
 from dsv41_serving.errors import EXIT_CHECK_FAILED, EXIT_OK, InputError
 
 if TYPE_CHECKING:
@@ -117,10 +117,11 @@ def up(context: Context, detach: bool) -> None:  # noqa: FBT001
     prepare_start(made, found, made.services, say)
     _foresee(context, made, found, made.services)
     if detach:
-        launch_stack(made, out, [sys.executable, "-m", "dsv41_serving", *context.arguments(), "up"])
+        options = context.arguments()
+        launch_stack(made, out, [sys.executable, "-m", "dsv41_serving", *options, "up"], options)
     else:
         start_beside(made, say)
-        hold_stack(made, out)
+        hold_stack(made, out, context.arguments())
 
 
 @click.command()
@@ -130,7 +131,8 @@ def down(context: Context) -> None:
     from dsv41_serving.run.up import stop_stack  # noqa: PLC0415
 
     made, _ = context.plan()
-    click.echo(stop_stack(made, out))
+    with telling("it goes on stopping; `dsv41 status` shows it, `dsv41 down` waits again"):
+        click.echo(stop_stack(made, out))
 
 
 @click.command()
@@ -173,7 +175,8 @@ def drain(context: Context, timeout_s: float | None, undo: bool, as_json: bool) 
         asyncio.run(open_door(made))
         click.echo("open: requests are served")
         return
-    done = _drain(made, timeout_s)
+    with telling("the router stays closed; `dsv41 drain` waits again, `dsv41 drain --undo` opens it"):
+        done = _drain(made, timeout_s)
     if as_json:
         print_json(asdict(done))
     else:
@@ -204,8 +207,9 @@ def restart(context: Context, pair: bool, timeout_s: float | None) -> None:  # n
             where="key hosts",
             remedy=f"`dsv41 drain` here, `systemctl restart dsv41-{far[0].name}` there, `dsv41 drain --undo` here",
         )
-    _drain(made, timeout_s)
-    with Progress(out) as progress:
+    with telling("nothing was restarted and the router stays closed; `dsv41 drain --undo` opens it"):
+        _drain(made, timeout_s)
+    with telling("the restart goes on; `dsv41 status` shows it"), Progress(out) as progress:
         restart_services(made, progress.show, pair=pair)
     click.echo("restarted: " + (", ".join(service.name for service in made.services) if pair else "router"))
 

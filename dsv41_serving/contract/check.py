@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dsv41_serving.contract.deployment import of_plan, of_url, open_client
+from dsv41_serving.contract.deployment import expect_answer, of_plan, of_url, open_client
 from dsv41_serving.contract.suite import Result, run_clauses
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ async def check_contract(
     start = time.monotonic()
     async with open_client(access) as client:
         deployment = of_plan(plan, client, url) if plan is not None else None
+        if deployment is not None and url is None:
+            await expect_answer(client, deployment.front.url)
         if deployment is None:
             deployment = await of_url(url or "", client, contract)
         results = await run_clauses(deployment, clauses, on_result)

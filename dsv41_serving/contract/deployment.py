@@ -150,6 +150,18 @@ def of_plan(plan: Plan, client: httpx.AsyncClient, url: str | None = None) -> De
     return Deployment(client, plan.contract, front, engines if front.kind == "router" else (front,), own=True)
 
 
+async def expect_answer(client: httpx.AsyncClient, url: str) -> None:
+    """Raise InputError when nothing at all answers at `url`: one line, where every clause would say it again."""
+    try:
+        await client.get(f"{url}/v1/models")
+    except httpx.ConnectError:
+        raise InputError(
+            "nothing answers", where=url, remedy="start it with `dsv41 up`, or see `dsv41 status`"
+        ) from None
+    except httpx.HTTPError:
+        return  # it is there, and the clauses say what is wrong with it
+
+
 async def of_url(url: str, client: httpx.AsyncClient, contract: Contract) -> Deployment:
     """Return the deployment at `url`, which may be anything that speaks OpenAI's protocol; SGLang says what it is.
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from dsv41_serving.check.access import find_access, open_client
-from dsv41_serving.check.metrics import HAND_OFF_QUEUES, QUEUED, RUNNING, MetricsPage, scrape
+from dsv41_serving.check.access import find_access, find_engine_access, open_client
+from dsv41_serving.check.metrics import HAND_OFF_QUEUES, HTTP_ACTIVE, QUEUED, RUNNING, MetricsPage, scrape
 from dsv41_serving.run.door import close_door
 
 if TYPE_CHECKING:
@@ -78,10 +78,10 @@ async def wait_until_all_idle(plan: Plan, timeout_s: float, show: Callable[[str]
 
 async def _work_by_engine(plan: Plan) -> dict[str, str]:
     left = {}
-    async with httpx.AsyncClient(timeout=5.0) as client:
+    async with open_client(find_access(plan), 5.0) as client:
         for engine in plan.workers:
             try:
-                work = describe_work(await scrape(client, engine.metrics_url))
+                work = await _read_work(client, engine)
             except (httpx.HTTPError, ValueError):
                 continue  # nobody to wait for
             if work:
@@ -95,10 +95,10 @@ async def wait_until_idle(service: Service, timeout_s: float, show: Callable[[st
     `show` is told what it waits for. An engine that no longer answers is idle: there is nothing to wait for.
     """
     deadline = time.monotonic() + timeout_s
-    async with httpx.AsyncClient(timeout=5.0) as client:
+    async with open_client(find_engine_access(service), 5.0) as client:
         while True:
             try:
-                left = describe_work(await scrape(client, service.metrics_url))
+                left = await _read_work(client, service)
             except (httpx.HTTPError, ValueError):
                 return ""
             if not left or time.monotonic() > deadline:
@@ -107,11 +107,25 @@ async def wait_until_idle(service: Service, timeout_s: float, show: Callable[[st
             await asyncio.sleep(POLL_S)
 
 
-def describe_work(page: MetricsPage) -> str:
-    """Return '2 running, 1 queued, 1 in hand-off', naming only what is not zero."""
+async def _read_work(client: httpx.AsyncClient, engine: Service) -> str:
+    """Ask the engine's scheduler and its page. Raises httpx.HTTPError or ValueError when it does not answer."""
+    page = await scrape(client, engine.metrics_url)
+    response = await client.get(f"{engine.url}/v1/loads", params={"include": "core"})
+    ranks = response.json()["loads"] if response.status_code == httpx.codes.OK else []
+    return describe_work(page, sum(rank["num_running_reqs"] + rank["num_waiting_reqs"] for rank in ranks))
+
+
+def describe_work(page: MetricsPage, scheduled: int = 0) -> str:
+    """Return '2 running, 1 queued, 1 in hand-off', naming only what is not zero.
+
+    The gauges behind these follow every few dozen steps: for seconds they do not know a request that has just begun. So when they
+    name nothing, what counts is the scheduler's own word of this step, `scheduled`, and what the HTTP server has not answered yet.
+    """
     counts = (
         (page.total(RUNNING), "running"),
         (page.total(QUEUED), "queued"),
         (page.total(*HAND_OFF_QUEUES), "in hand-off"),
     )
-    return ", ".join(f"{count:.0f} {what}" for count, what in counts if count > 0)
+    named = ", ".join(f"{count:.0f} {what}" for count, what in counts if count > 0)
+    begun = max(scheduled, page.posts(HTTP_ACTIVE))
+    return named or (f"{begun:.0f} just begun" if begun else "")

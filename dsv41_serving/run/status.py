@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+_MILLION = 1_000_000
+
 
 @dataclass(frozen=True)
 class ServiceStatus:
@@ -59,9 +61,15 @@ def as_rows(statuses: Sequence[ServiceStatus]) -> list[dict[str, Any]]:
 def as_table(statuses: Sequence[ServiceStatus]) -> RenderableType:
     """Return the rows as a table; the model stands above it, once when all services agree."""
     table = Table(show_edge=False, pad_edge=False)
-    for column in ("service", "state", "pid", "port", "uptime", "queue", "KV used"):
+    for column in ("service", "state", "pid", "port", "uptime", "run + wait", "KV used"):
+        words = column in {"service", "state"}
+        # On a narrow terminal the state takes more lines; it is never cut.
         table.add_column(
-            column, justify="left" if column in {"service", "state"} else "right", no_wrap=column != "state"
+            column,
+            justify="left" if words else "right",
+            no_wrap=column != "state",
+            overflow="fold",
+            min_width=8 if words else None,
         )
     for status in statuses:
         style = {"ready": "green", "dead": "red", "failed": "red"}.get(status.state, "yellow")
@@ -71,7 +79,7 @@ def as_table(statuses: Sequence[ServiceStatus]) -> RenderableType:
             _number(status.pid),
             str(status.port),
             "-" if status.uptime_s is None else duration(status.uptime_s),
-            "-" if status.running is None else f"{status.running} running, {status.queued or 0} waiting",
+            "-" if status.running is None else f"{status.running} + {status.queued or 0}",
             _share(status.kv_used_tokens, status.kv_capacity_tokens),
         )
     models = sorted({status.model for status in statuses})
@@ -158,4 +166,5 @@ def _number(value: int | None) -> str:
 def _share(used: int | None, capacity: int | None) -> str:
     if used is None or not capacity:
         return "-"
-    return f"{used / capacity:.1%} of {capacity}"
+    shown = f"{capacity / 1e6:.1f}M" if capacity >= _MILLION else str(capacity)
+    return f"{used / capacity:.1%} of {shown}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from dsv41_serving.plan.model import Plan
 
 # What `dsv41 restart` sends.
-RESTART_ROUTER = signal.SIGHUP
+RESTART_ROUTER = signal.SIGUSR2
 RESTART_ALL = signal.SIGUSR1
 
 _POLL_S = 0.1
@@ -46,19 +47,19 @@ def refuse_second(plan: Plan) -> None:
         )
 
 
-def hold_stack(plan: Plan, console: Console) -> None:
+def hold_stack(plan: Plan, console: Console, options: Sequence[str] = ()) -> None:
     """Run `plan` until SIGINT or SIGTERM, showing progress; the first drains, the second stops at once.
 
-    Raises GateError when a start fails or recovery gives up.
+    `options` are those that chose the plan, for the commands that are shown. Raises GateError when a start fails or recovery gives up.
     """
     with hold_lock(plan, "up"), _guard(plan), Progress(console) as progress:
-        asyncio.run(_run_stack(plan, progress.show, lambda record: _announce(plan, console, record)))
+        asyncio.run(_run_stack(plan, progress.show, lambda record: _announce(plan, console, record, options)))
 
 
-def launch_stack(plan: Plan, console: Console, command: Sequence[str]) -> None:
+def launch_stack(plan: Plan, console: Console, command: Sequence[str], options: Sequence[str] = ()) -> None:
     """Start `command` (a `dsv41 up` of the same plan) as a process of its own and return when its gate has passed.
 
-    Shows the same progress as a foreground start. Interrupted, it takes the start back. Raises GateError.
+    Shows the same progress and `options` as a foreground start. Interrupted, it takes the start back. Raises GateError.
     """
     with hold_lock(plan, "up"):
         pass  # somebody else's stack is said now, before a process is made
@@ -82,7 +83,7 @@ def launch_stack(plan: Plan, console: Console, command: Sequence[str]) -> None:
         tail = log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
         problem = record.problem if record and record.problem else (tail[-1] if tail else "it printed nothing")
         raise GateError(f"the start failed: {problem}", remedy=f"logs are in {log.parent}")
-    _announce(plan, console, record)
+    _announce(plan, console, record, options)
 
 
 def stop_stack(plan: Plan, console: Console) -> str:
@@ -146,7 +147,8 @@ async def _run_stack(
 
     stack = Stack(plan, open_log=open_log, on_change=on_change, on_state=on_state)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # A terminal that is closed drains as Ctrl-C does; `up --detach` has none.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stack.request_stop)
     loop.add_signal_handler(RESTART_ROUTER, lambda: stack.request_restart(pair=False))
     loop.add_signal_handler(RESTART_ALL, lambda: stack.request_restart(pair=True))
@@ -168,15 +170,16 @@ def _watch(
         time.sleep(_POLL_S)
 
 
-def _announce(plan: Plan, console: Console, record: StackRecord) -> None:
+def _announce(plan: Plan, console: Console, record: StackRecord, options: Sequence[str]) -> None:
     if record.state == "ready":
-        console.print(how_to_call(plan), markup=False, highlight=False, soft_wrap=True)
+        console.print(how_to_call(plan, options), markup=False, highlight=False, soft_wrap=True)
     elif record.state == "recovering":
         console.print(f"recovering: {record.problem}", markup=False, highlight=False)
 
 
-def how_to_call(plan: Plan) -> str:
-    """Return what a new user needs to talk to the stack."""
+def how_to_call(plan: Plan, options: Sequence[str] = ()) -> str:
+    """Return what a new user needs to talk to the stack; `options` of the command line chose it."""
+    command = shlex.join(["dsv41", *options])
     url = plan.router.url
     key_file = plan.router.credentials.get(API_KEY)
     key = f' -H "authorization: Bearer $(cat {key_file})"' if key_file else ""
@@ -188,5 +191,5 @@ def how_to_call(plan: Plan) -> str:
         f'    "model": "{plan.served_model_name}",\n'
         '    "messages": [{"role": "user", "content": "What is the capital of France?"}],\n'
         '    "max_tokens": 200}\'\n\n'
-        "  dsv41 status    what runs        dsv41 down    stop it\n"
+        f"  {command} status    what runs\n  {command} down      stop it\n"
     )

@@ -36,11 +36,20 @@ class Node(Table):
     )
     user: str = Field("dsv41", description="Unprivileged user that runs every service under systemd.")
     state_dir: str = Field(
-        "~/.local/state/dsv41", description="Run records, logs, start-up history. Under systemd: /var/lib/dsv41."
+        "~/.local/state/dsv41",
+        description="Run records, logs, start-up history. Under systemd: /var/lib/dsv41.",
     )
     cache_dir: str = Field(
-        "~/.cache/dsv41", description="Prepared models and kernel caches; may be deleted while stopped."
+        "~/.cache/dsv41",
+        description="Prepared models and kernel caches; may be deleted while stopped.",
     )
+
+    @model_validator(mode="after")
+    def _found_from_everywhere(self) -> Node:
+        for key, path in (("state_dir", self.state_dir), ("cache_dir", self.cache_dir)):
+            if not path.startswith(("/", "~")):
+                raise ContradictionError(key, f"'{path}' is another directory to every shell; write it from / or ~ on")
+        return self
 
 
 class Model(Table):

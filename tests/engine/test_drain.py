@@ -120,6 +120,16 @@ def test_what_does_not_finish_in_time_is_cancelled_and_its_memory_freed(stack: S
     assert stack.run("drain", "--undo").returncode == 0
 
 
+def test_a_request_that_has_just_begun_is_not_overlooked(stack: StackUnderTest) -> None:
+    """The engine's gauges do not know it for seconds: its first words are there before they move."""
+    body = {"model": MODEL, "messages": [PROMPT], "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=body, timeout=300) as stream:
+        next(stream.iter_lines())
+        done = stack.run("drain", "--timeout", "0", "--json")
+        assert json.loads(done.stdout)["cancelled"] != "", done.stdout + done.stderr
+    assert stack.run("drain", "--undo").returncode == 0
+
+
 def test_restart_of_the_router_loses_nothing_and_leaves_the_engines_alone(stack: StackUnderTest) -> None:
     before = {name: stack.record(name).pid for name in ("prefill", "decode", "router")}
     with load_on(stack) as load:

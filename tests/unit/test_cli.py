@@ -380,3 +380,34 @@ def test_the_console_script_and_the_module_are_the_command_line(monkeypatch: pyt
     monkeypatch.setattr(cli, "main", lambda: called.append(True))
     runpy.run_module("dsv41_serving", run_name="__main__", alter_sys=True)
     assert called == [True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ("metrics", "configure", "--to", "{file}/x"),
+            "dsv41: {file}/x/prometheus: cannot be used (Not a directory); name a place this user may use",
+        ),
+        (
+            ("contract", "check", "--junit", "{file}/x"),
+            "dsv41: {file}/x: cannot be written (Not a directory); name another file",
+        ),
+        (
+            ("--set", "router.port=1024", "contract", "check"),
+            "dsv41: http://127.0.0.1:1024: nothing answers; start it with `dsv41 up`, or see `dsv41 status`",
+        ),
+        (
+            ("--set", "node.state_dir=here", "status"),
+            "dsv41: --set, key node.state_dir: 'here' is another directory to every shell; write it from / or ~ on",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(
+    dsv41: Callable[..., Result], tmp_path: Path, arguments: tuple[str, ...], line: str
+) -> None:
+    """Bad input, before any work is done."""
+    file = tmp_path / "file"
+    file.touch()
+    result = dsv41("--profile", "embedded", *(argument.format(file=file) for argument in arguments))
+    assert (result.code, result.err.splitlines()) == (2, [line.format(file=file)])

@@ -36,6 +36,20 @@ def test_only_what_is_left_is_named(page: str, work: str) -> None:
     assert describe_work(MetricsPage(page)) == work
 
 
+@pytest.mark.parametrize(
+    ("page", "scheduled", "work"),
+    [
+        ("sglang:num_running_reqs 0\n", 1, "1 just begun"),
+        ('sglang:http_requests_active{method="POST",endpoint="/v1/chat/completions"} 2\n', 0, "2 just begun"),
+        ('sglang:http_requests_active{method="GET",endpoint="/metrics"} 1\n', 0, ""),
+        ("sglang:num_running_reqs 2\n", 2, "2 running"),
+    ],
+)
+def test_a_request_that_the_gauges_do_not_know_yet_is_work(page: str, scheduled: int, work: str) -> None:
+    """They follow every few dozen steps; the scheduler and the HTTP server know at once."""
+    assert describe_work(MetricsPage(page), scheduled) == work
+
+
 def test_an_engine_that_does_not_answer_has_nothing_left(tmp_path: Path) -> None:
     """There is nobody to wait for."""
     service = fake_plan(tmp_path).service("prefill")

@@ -145,8 +145,41 @@ def test_rows_are_for_programs_and_a_table_for_people() -> None:
         console.print(as_table([ready, router]))
     lines = [" ".join(line.replace("│", " ").split()) for line in capture.get().splitlines()]
     assert lines[0] == "model m"
-    assert "decode ready, restarted 1x 7 30200 3 min 05 s 2 running, 1 waiting 12.5% of 800" in lines
+    assert "decode ready, restarted 1x 7 30200 3 min 05 s 2 + 1 12.5% of 800" in lines
     assert "router starting: gate - 30001 - - -" in lines
+
+
+@pytest.mark.parametrize("state", ["ready", "draining", "stopped", "closed"])
+def test_the_state_is_never_cut(state: str) -> None:
+    """At 80 columns with real pids, ports and pools."""
+    service = ServiceStatus(
+        service="prefill",
+        state=state,
+        phase=state,
+        pid=1204612,
+        port=47100,
+        model="m",
+        uptime_s=3 * 3600.0,
+        running=64,
+        queued=17,
+        kv_used_tokens=1_000_000,
+        kv_capacity_tokens=64_537_856,
+        restarts=0,
+        problem="",
+    )
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(as_table([service]))
+    row = capture.get().splitlines()[-1]
+    assert [cell.strip() for cell in row.split("│")] == [
+        "prefill",
+        state,
+        "1204612",
+        "47100",
+        "3 h 00 min",
+        "64 + 17",
+        "1.5% of 64.5M",
+    ]
 
 
 @pytest.mark.parametrize(
