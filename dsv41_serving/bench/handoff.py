@@ -46,6 +46,11 @@ class Sample:
     path: str
 
     @property
+    def moving_s(self) -> float:
+        """What moving the bytes takes: descriptors or packing, the wire, unpacking. What overlaps is counted twice."""
+        return sum(self.stages[name] for name in ("prefill.prepare", "prefill.wire", "decode.unpack"))
+
+    @property
     def gb_s(self) -> float:
         """Bytes over the time from the first descriptor to the last acknowledged write, in GB/s."""
         return self.bytes / (self.stages["prefill.prepare"] + self.stages["prefill.wire"]) / 1e9
@@ -106,6 +111,24 @@ def describe_lengths(lengths: Sequence[Length]) -> Iterator[str]:
     for title, read in rows:
         yield f"{title:<20}" + "".join(f"{length.median(read):>12.4g}" for length in lengths)
     yield f"{'path':<20}" + "".join(f"{'/'.join(sorted({s.path for s in length.samples})):>12}" for length in lengths)
+
+
+def tabulate(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return results by name, as `dsv41 bench handoff` keeps them, as a Markdown table: medians of each length of prompt."""
+    lines = ["| run | prompt | blocks | MiB | moving, ms | GB/s | first token, ms |", "|---|---|---|---|---|---|---|"]
+    for name, result in results.items():
+        for row in result["lengths"]:
+            length = Length(row["prompt"], tuple(Sample(**sample) for sample in row["samples"]))
+            blocks, mib = (
+                length.median(lambda sample: sample.descriptors),
+                length.median(lambda sample: sample.bytes) / 2**20,
+            )
+            moving, first = (length.median(read) * 1e3 for read in (lambda s: s.moving_s, lambda s: s.first_token_s))
+            speed = length.median(lambda sample: sample.gb_s)
+            lines.append(
+                f"| {name} | {length.prompt:,} | {blocks:,.0f} | {mib:.1f} | {moving:.1f} | {speed:.2f} | {first:,.0f} |"
+            )
+    return lines
 
 
 def as_json(lengths: Sequence[Length]) -> list[dict[str, Any]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 
 import pytest
 
 from dsv41_serving.bench import handoff
-from dsv41_serving.bench.handoff import Length, Sample, compare_pages, describe_lengths, read_page
+from dsv41_serving.bench.handoff import Length, Sample, compare_pages, describe_lengths, read_page, tabulate
 from dsv41_serving.errors import GateError
 
 BEFORE = """# TYPE dsv41_handoff_stage_seconds histogram
@@ -87,3 +88,12 @@ def test_stages_are_those_that_the_engines_count() -> None:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "STAGES":
             stages = ast.literal_eval(node.value)
     assert {role: tuple(names) for role, names in stages.items()} == handoff.STAGES
+
+
+def test_the_page_shows_the_committed_results() -> None:
+    """Each run with the medians of its file, the losing ones too."""
+    root = Path(__file__).parents[3]
+    files = sorted((root / "deploy/results/handoff").glob("*-*.json"))
+    assert files
+    table = tabulate({path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files})
+    assert "\n".join(table) in (root / "dsv41_serving/bench/README.md").read_text(encoding="utf-8")

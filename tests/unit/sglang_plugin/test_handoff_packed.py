@@ -197,6 +197,22 @@ def test_pages_arrive_where_decode_wants_them_and_nowhere_else(make: Callable[..
     assert pair.sender.busy == 0
 
 
+@pytest.mark.parametrize("sizes", [(64, 24), (64, 12)])
+def test_copies_on_a_cpu_take_items_of_any_size(sizes: tuple[int, ...]) -> None:
+    """Whole words, and items that are none."""
+    from dsv41_serving.sglang_plugin.handoff.pools import Group, HostCopier
+
+    pools = [torch.randint(0, 256, (9, size), dtype=torch.uint8) for size in sizes]
+    copier = HostCopier([Group(tuple(pool.data_ptr() for pool in pools), sizes, 9)])
+    block, before = torch.zeros(3 * sum(sizes) + 5, dtype=torch.uint8), [pool.clone() for pool in pools]
+    copier.pack((Part(0, np.array([8, 0, 4], dtype=np.int32)),), block)
+    assert torch.equal(block[:-5], torch.cat([pool[[8, 0, 4]].flatten() for pool in pools]))
+    copier.unpack((Part(0, np.array([1, 2, 3], dtype=np.int32)),), block)
+    for pool, old in zip(pools, before, strict=True):
+        assert torch.equal(pool[[1, 2, 3]], old[[8, 0, 4]])
+        assert torch.equal(pool[[0, *range(4, 9)]], old[[0, *range(4, 9)]])
+
+
 def test_states_of_two_kinds_are_one_write(make: Callable[..., Pair]) -> None:
     """A window of two pages and one ring; an empty component is left out."""
     pair = make()

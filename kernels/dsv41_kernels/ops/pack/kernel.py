@@ -28,7 +28,8 @@ WORD = 8
 TILE_WORDS = 1024
 
 
-@triton.jit
+# One compilation for every number of pages: the first request of a length must not wait for a compiler.
+@triton.jit(do_not_specialize=["pools", "items"])
 def copy_items_kernel(
     p_table,  # [3, pools] int64: address, words of an item, words of the items of the pools before
     p_indices,  # [items] int32
