@@ -83,7 +83,8 @@ class Side:
         manager._send_multipart_locked(address.to_tcp(), frames, is_ipv6=address.is_ipv6)  # noqa: SLF001 - keeps the order
 
     def _add_area(self, manager: Any) -> None:
-        area = torch.empty(self.slots * self.slot_bytes, dtype=torch.uint8, device=device_of(manager))
+        # Written once here: the first blocks would pay for the pages of host memory otherwise.
+        area = torch.zeros(self.slots * self.slot_bytes, dtype=torch.uint8, device=device_of(manager))
         place = [(area.data_ptr(), area.nbytes, manager.kv_args.gpu_id, "")]
         if not manager.agent.register_memory(place, _MEMORY):
             raise UnpackableError("NIXL did not register the staging buffer")
