@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import json
 from pathlib import Path
 
 import pytest
 
 from dsv41_serving.bench import handoff
-from dsv41_serving.bench.handoff import Length, Sample, compare_pages, describe_lengths, read_page, tabulate
+from dsv41_serving.bench.handoff import Length, Sample, as_json, compare_pages, describe_lengths, read_page, tabulate
 from dsv41_serving.errors import GateError
 
 BEFORE = """# TYPE dsv41_handoff_stage_seconds histogram
@@ -90,10 +89,10 @@ def test_stages_are_those_that_the_engines_count() -> None:
     assert {role: tuple(names) for role, names in stages.items()} == handoff.STAGES
 
 
-def test_the_page_shows_the_committed_results() -> None:
-    """Each run with the medians of its file, the losing ones too."""
-    root = Path(__file__).parents[3]
-    files = sorted((root / "deploy/results/handoff").glob("*-*.json"))
-    assert files
-    table = tabulate({path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files})
-    assert "\n".join(table) in (root / "dsv41_serving/bench/README.md").read_text(encoding="utf-8")
+def test_results_become_a_table_with_a_line_for_each_length_of_prompt() -> None:
+    stages = {f"{role}.{stage}": 0.0 for role, names in handoff.STAGES.items() for stage in names}
+    moved = Sample(
+        0.5, {**stages, "prefill.prepare": 0.001, "prefill.wire": 0.002, "decode.unpack": 0.004}, 3e6, 1200, "packed"
+    )
+    result = {"lengths": as_json([Length(1024, (moved,))])}
+    assert tabulate({"packed-tcp": result})[2:] == ["| packed-tcp | 1,024 | 1,200 | 2.9 | 7.0 | 1.00 | 500 |"]
