@@ -50,7 +50,7 @@ class Outcome:
     requests: dict[str, int] = field(default_factory=dict)
     """By kind and end: `answer: same`, `answer: other text`, `answer: error`, `cancel: gone`, ..."""
     handoffs: dict[str, int] = field(default_factory=dict)
-    """Finished ones by path, as the engines count them; those of an engine that was killed are counted until shortly before."""
+    """Finished ones by path, as the engines count them since they started; those of an engine that was killed are counted until shortly before."""
     fallbacks: dict[str, int] = field(default_factory=dict)
     restarts: int = 0
     failed_transfers: float = 0

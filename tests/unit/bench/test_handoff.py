@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,20 @@ def test_results_become_a_table_with_a_line_for_each_length_of_prompt() -> None:
     )
     result = {"lengths": as_json([Length(1024, (moved,))])}
     assert tabulate({"packed-tcp": result})[2:] == ["| packed-tcp | 1,024 | 1,200 | 2.9 | 7.0 | 1.00 | 500 |"]
+
+
+def test_the_page_shows_the_committed_results() -> None:
+    """Each run with the medians of its file, the losing ones too."""
+    root = Path(__file__).parents[3]
+    files = sorted((root / "deploy/results/handoff").glob("*-*.json"))
+    assert files
+    table = tabulate({path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files})
+    assert "\n".join(table) in (root / "dsv41_serving/bench/README.md").read_text(encoding="utf-8")
+
+
+def test_the_soak_was_sound() -> None:
+    """And as large as the page says."""
+    path = Path(__file__).parents[3] / "deploy/results/handoff/soak.json"
+    soak = json.loads(path.read_text(encoding="utf-8"))
+    assert soak["sound"]
+    assert soak["outcome"]["handoffs"] == {"packed": 523}
