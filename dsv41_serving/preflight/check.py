@@ -78,8 +78,9 @@ class Scene:
 
     @property
     def hands_off(self) -> bool:
-        """Whether the shape splits prefill from decode."""
-        return any(engine.role == "prefill" for engine in self.spec.active_engines().values())
+        """Whether the shape splits prefill from decode, and both are on this host."""
+        here = {engine.role for name, engine in self.spec.active_engines().items() if self.spec.runs_here(name)}
+        return {"prefill", "decode"} <= here
 
 
 @dataclass(frozen=True)

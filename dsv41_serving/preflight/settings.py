@@ -102,7 +102,7 @@ def judge_patience(scene: Scene) -> Outcome | None:
         if (value := engine.env.get("SGLANG_DISAGGREGATION_WAITING_TIMEOUT", "")).isdecimal()
     ]
     limit = scene.spec.router.request_timeout_s
-    if not scene.hands_off:
+    if all(engine.role == "aggregated" for engine in scene.spec.active_engines().values()):
         return None
     if max(waits, default=300) >= limit:
         return warned(

@@ -76,8 +76,7 @@ def layout(operator: Operator, network: Network) -> Iterator[LayoutOperator]:
     own = Network(f"{network.bridge}h", network.prefix.replace("198.18", "198.19"), directory, network.template)
     names = ["gpu-a", "gpu-b", "edge-c"]
     for name in names:
-        give_packages(own, directory / name)
-        share_environments(operator.node.root, directory / name)
+        make_root(own, directory / name, operator.node.root)
         key = directory / name / KEY_FILE.lstrip("/")
         key.write_text(f"{KEY}\n")
         key.chmod(0o600)
@@ -88,11 +87,15 @@ def layout(operator: Operator, network: Network) -> Iterator[LayoutOperator]:
     operator.node.run("systemctl start dsv41.target", check=False)
 
 
-def share_environments(source: Path, target: Path) -> None:
-    """Let the machine at `target` have the environments of the one at `source`: releases that agree share them anyway."""
-    environments = source / "opt/dsv41/environments"
-    if environments.exists():
-        subprocess.run(["cp", "-al", environments, target / "opt/dsv41"], check=True)
+def make_root(network: Network, root: Path, other: Path) -> None:
+    """Make `root` from the template, with the environments of the machine at `other`; without one, with the package cache."""
+    environments = other / "opt/dsv41/environments"
+    if not any(environments.glob("*/.complete")):
+        give_packages(network, root)
+        return
+    subprocess.run(["cp", "-a", network.template, root], check=True)
+    (root / "opt/dsv41").mkdir(parents=True)
+    subprocess.run(["cp", "-al", environments, root / "opt/dsv41"], check=True)
 
 
 def status_of(machine: Machine, url: str, key: str = "") -> str:

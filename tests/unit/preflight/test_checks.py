@@ -502,6 +502,20 @@ def test_what_runs_here_holds_its_ports_and_gpus_by_right(node: Scene) -> None:
     assert "gpu.used" in run_checks(running).not_applicable
 
 
+def test_a_hand_off_to_another_host_needs_no_proof_on_this_one(facts_of: Callable[[str], Facts]) -> None:
+    """`dsv41 transport prove` moves memory within one host; the gate of the router sees what moves between them."""
+    layout = (
+        'node.name="a"', "engine.cross_host=true", 'router.api_key_file="/etc/key"',
+        'hosts.a.address="192.0.2.1"', 'hosts.a.services=["prefill","router"]',
+        'hosts.b.address="192.0.2.2"', 'hosts.b.services=["decode"]',
+    )  # fmt: skip
+    report = run_checks(on.good_scene(facts_of("laptop"), "embedded", *layout))
+    answers = {answer.check: answer.outcome.verdict for answer in report.answers}
+    assert "links.hand-off" not in answers
+    assert answers["network.exposure"] == "warn"
+    assert report.passed
+
+
 @pytest.mark.parametrize("machine", ["laptop", "two-socket-8gpu"])
 def test_the_embedded_profile_passes_on_any_machine(facts_of: Callable[[str], Facts], machine: str) -> None:
     scene = on.good_scene(facts_of(machine), "embedded")
