@@ -111,7 +111,8 @@ async def _read_work(client: httpx.AsyncClient, engine: Service) -> str:
     """Ask the engine's scheduler and its page. Raises httpx.HTTPError or ValueError when it does not answer."""
     page = await scrape(client, engine.metrics_url)
     response = await client.get(f"{engine.url}/v1/loads", params={"include": "core"})
-    ranks = response.json()["loads"] if response.status_code == httpx.codes.OK else []
+    answered = response.is_success and "json" in response.headers.get("content-type", "")
+    ranks = response.json()["loads"] if answered else []
     return describe_work(page, sum(rank["num_running_reqs"] + rank["num_waiting_reqs"] for rank in ranks))
 
 
