@@ -12,7 +12,7 @@ from dsv41_serving.plan.model import RenderedFile
 from dsv41_serving.resources import data_dir
 
 if TYPE_CHECKING:
-    from dsv41_serving.spec.model import Monitoring
+    from dsv41_serving.spec.monitoring import Monitoring
 
 GRAFANA_DIR = "/etc/dsv41/grafana"
 BOARDS_DIR = f"{GRAFANA_DIR}/boards"

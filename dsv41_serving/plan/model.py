@@ -13,7 +13,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from dsv41_serving.spec.model import Contract, Monitoring  # noqa: TC001 - pydantic reads them
+from dsv41_serving.spec.model import Contract  # noqa: TC001 - pydantic reads it
+from dsv41_serving.spec.monitoring import Monitoring  # noqa: TC001 - pydantic reads it
 
 ServiceKind = Literal["prefill", "decode", "aggregated", "router"]
 

@@ -15,7 +15,7 @@ from dsv41_serving.resources import data_dir
 
 if TYPE_CHECKING:
     from dsv41_serving.plan.model import Plan, Service
-    from dsv41_serving.spec.model import Monitoring
+    from dsv41_serving.spec.monitoring import Monitoring
 
 # SGLang spells its metrics `sglang:name`. To a scraper that asks for OpenMetrics, as every Prometheus does, its client library
 # writes `sglang_name` instead. One spelling, whatever was negotiated; Prometheus 2.42 knows no `scrape_protocols`.

@@ -1,8 +1,13 @@
-"""What every table of a node file is: strict, frozen, without unknown keys."""
+"""What every table of a node file is: strict, frozen, without unknown keys; and the types that several use."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Port = Annotated[int, Field(ge=1024, le=65535)]
+Seconds = Annotated[float, Field(gt=0)]
 
 
 class ContradictionError(ValueError):

@@ -9,7 +9,7 @@ import pytest
 
 from dsv41_serving.plan.grafana import BOARDS_DIR, boards, grafana_files
 from dsv41_serving.spec import load_spec
-from dsv41_serving.spec.model import Monitoring
+from dsv41_serving.spec.monitoring import Monitoring
 
 RUNBOOK = "https://wiki.example/dsv41/runbook.md"
 

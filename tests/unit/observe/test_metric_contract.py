@@ -15,7 +15,7 @@ from dsv41_serving.exporter.metrics import METRICS
 from dsv41_serving.observe.known_metrics import family_names, known_metrics
 from dsv41_serving.observe.metric_contract import UNSEEN, Contract
 from dsv41_serving.plan.monitoring import fill_rules
-from dsv41_serving.spec.model import Monitoring
+from dsv41_serving.spec.monitoring import Monitoring
 
 REPOSITORY = Path(__file__).parents[3]
 MONITORING = REPOSITORY / "monitoring"

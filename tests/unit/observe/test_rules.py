@@ -13,7 +13,7 @@ import yaml
 
 from dsv41_serving.observe.runbook import find_section, read_runbook
 from dsv41_serving.plan.monitoring import fill_rules
-from dsv41_serving.spec.model import Monitoring
+from dsv41_serving.spec.monitoring import Monitoring
 
 MONITORING = Path(__file__).parents[3] / "monitoring"
 RULES = sorted((MONITORING / "rules").glob("*.yml"))

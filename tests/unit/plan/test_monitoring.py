@@ -12,7 +12,7 @@ import pytest
 
 from dsv41_serving.plan.monitoring import alertmanager_config, fill_rules, monitoring_files, prometheus_config
 from dsv41_serving.plan.monitoring_units import monitoring_units
-from dsv41_serving.spec.model import Monitoring
+from dsv41_serving.spec.monitoring import Monitoring
 from tests.unit.plan.machines import INSTALLATION, plan_for
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dsv41_serving.plan.model import Placement, Plan, ServedModel, Service
-from dsv41_serving.spec.model import Contract, Monitoring
+from dsv41_serving.spec.model import Contract
+from dsv41_serving.spec.monitoring import Monitoring
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
