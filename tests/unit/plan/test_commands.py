@@ -79,6 +79,7 @@ CPU = {
     "disable_overlap_schedule": True,
     "disable_cuda_graph": True,
     "sleep_on_idle": True,
+    "load_snapshot_publish_interval": 1,
     "max_total_tokens": 32768,
     "max_running_requests": 16,
 }
