@@ -135,7 +135,8 @@ def test_killed_up_leaves_nothing_behind(stack: StackUnderTest) -> None:
     wait_until(lambda: processes_of(records) == [], 20, "every process has ended")
     wait_until(lambda: not listening_ports(), 20, "every port is free")
     wait_until(lambda: not (shared_memory() - segments), 20, f"shared memory is removed: {shared_memory() - segments}")
-    assert [record.tmp_dir for record in records if os.path.exists(record.tmp_dir)] == []  # noqa: PTH110
+    # Last of all, and one service after the other.
+    wait_until(lambda: not any(os.path.exists(record.tmp_dir) for record in records), 20, "no file is left")  # noqa: PTH110
     assert "nothing is running" in stack.down()
 
 
