@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Literal
 
-Reason = Literal["gpu", "fault", "numa"]
+Reason = Literal["gpu", "fault", "numa", "packed"]
 REASONS: dict[Reason, str] = {
     "gpu": "needs an NVIDIA driver",
     "fault": "has data only while something is wrong",
     "numa": "needs engines bound to NUMA nodes, which the embedded profile does not do",
+    "packed": "has data only where hand-offs are packed, which every profile leaves off",
 }
 
 # (board, panel, legend): reason. Only the embedded stack, without GPU and without faults, is this silent.
 SILENT: dict[tuple[str, str, str], Reason] = {
     ("dsv41-main", "Bandwidth and tensor cores", "{{service}} memory bandwidth"): "gpu",
     ("dsv41-main", "Bandwidth and tensor cores", "{{service}} tensor cores"): "gpu",
+    ("dsv41-main", "Blocks of a hand-off", "not packed: {{reason}}/s"): "packed",
+    ("dsv41-main", "Blocks of a hand-off", "slots in use"): "packed",
     ("dsv41-main", "Errors, from NIXL", "{{service}} {{status}}/s"): "fault",
     ("dsv41-node", "GPUs now", "{{gpu}}"): "gpu",
     ("dsv41-node", "Utilisation", "GPU {{gpu}}"): "gpu",
