@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from dsv41_serving.bench.handoff import read_page
-from dsv41_serving.check.metrics import HAND_OFF_QUEUES, KV_USED, MetricsPage
+from dsv41_serving.check.metrics import HAND_OFF_QUEUES, KV_USED, RETRACTED, TRANSFER_FAILURES, MetricsPage
 from dsv41_serving.errors import GateError
 from dsv41_serving.run.record import Records
 
@@ -191,8 +191,8 @@ class _Soak:
                 if match := re.fullmatch(r"dsv41_handoff_(transfers|fallbacks)_total\{(\w+)\}", name):
                     counter = self.outcome.handoffs if match[1] == "transfers" else self.outcome.fallbacks
                     Outcome.add(counter, match[2], int(value))
-            self.outcome.failed_transfers += all_of_it.total("sglang:num_transfer_failed_reqs_total")
-            self.outcome.retracted += all_of_it.total("sglang:num_retracted_requests_total")
+            self.outcome.failed_transfers += all_of_it.total(TRANSFER_FAILURES)
+            self.outcome.retracted += all_of_it.total(RETRACTED)
 
     async def settle(self) -> None:
         """Wait until nothing is under way, and note what is left."""

@@ -280,3 +280,25 @@ def test_the_hooked_functions_are_in_the_engine() -> None:
     assert methods["_kernel_num_heads"] == ["self", "num_tokens"]
     assert methods["_local_attn_sink"] == ["self", "kernel_num_heads"]
     assert {target.rsplit(".", 1)[1] for target in rank.TARGETS} <= methods.keys()
+
+
+REGISTER = """
+import sys, types
+sys.modules["sglang.srt.managers.scheduler"] = types.ModuleType("scheduler")
+from dsv41_kernels.serve import rank, weights
+from sglang.srt.plugins.hook_registry import HookRegistry
+weights.register()
+print(set(rank.TARGETS) <= set(HookRegistry._hooks), weights._TARGET in HookRegistry._hooks)
+"""
+
+
+@pytest.mark.parametrize(("seed", "hooked"), [("1", "True True"), ("", "False False")])
+def test_the_plugin_hooks_weights_and_heads_when_it_has_a_seed(seed: str, hooked: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", REGISTER],
+        env={**os.environ, weights.VARIABLE: seed},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert run.stdout.split("\n")[-2] == hooked

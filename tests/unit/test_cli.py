@@ -411,3 +411,10 @@ def test_what_cannot_be_used_is_one_line(
     file.touch()
     result = dsv41("--profile", "embedded", *(argument.format(file=file) for argument in arguments))
     assert (result.code, result.err.splitlines()) == (2, [line.format(file=file)])
+
+
+def test_an_interrupt_says_what_it_does_not_end(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C during a drain leaves the door shut."""
+    with pytest.raises(KeyboardInterrupt), output.telling("the router stays closed"):
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err == "dsv41: the router stays closed\n"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
 from dsv41_serving.check.metrics import MetricsPage
+from dsv41_serving.run import drain
 from dsv41_serving.run.drain import describe_work, wait_until_idle
 from tests.unit.run.fake_plan import fake_plan
 
@@ -48,6 +50,26 @@ def test_only_what_is_left_is_named(page: str, work: str) -> None:
 def test_a_request_that_the_gauges_do_not_know_yet_is_work(page: str, scheduled: int, work: str) -> None:
     """They follow every few dozen steps; the scheduler and the HTTP server know at once."""
     assert describe_work(MetricsPage(page), scheduled) == work
+
+
+@pytest.mark.parametrize(
+    ("loads", "left"),
+    [
+        ({"loads": [{"num_running_reqs": 1, "num_waiting_reqs": 2}]}, "3 just begun"),
+        ({"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0}]}, ""),
+    ],
+)
+def test_the_scheduler_itself_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: dict[str, object], left: str
+) -> None:
+    """The page knows nothing yet."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=loads) if request.url.path == "/v1/loads" else httpx.Response(200, text="")
+
+    monkeypatch.setattr(drain, "open_client", lambda *_: httpx.AsyncClient(transport=httpx.MockTransport(answer)))
+    service = fake_plan(tmp_path).service("decode")
+    assert asyncio.run(wait_until_idle(service, 0.0, lambda _: None)) == left
 
 
 def test_an_engine_that_does_not_answer_has_nothing_left(tmp_path: Path) -> None:

@@ -151,13 +151,14 @@ def test_killed_it_leaves_nothing_behind(node: Node) -> None:
     assert node.down() == "nothing is running"
 
 
-def test_in_the_foreground_an_interrupt_drains_and_stops_it(node: Node) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_in_the_foreground_an_interrupt_drains_and_stops_it(node: Node, number: signal.Signals) -> None:
     """Exit code 0: it was asked for."""
     with subprocess.Popen(node.command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         wait_for(lambda: "Ready: " in process.stdout.readline(), "the stack")
         services = node.records.read_services()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         rest = process.stdout.read()
         assert process.wait() == 0
     stopped = [line.split("]", 1)[1].split()[0] for line in rest.splitlines() if line.endswith(" stopped")]
@@ -214,3 +215,10 @@ def test_a_new_user_is_told_how_to_call_it(node: Node) -> None:
     body = json.loads(text.split("-d '", 1)[1].split("'", 1)[0])
     assert body["model"] == "deepseek-v4.1-flash"
     assert f"curl {node.plan.router.url}/v1/chat/completions" in text
+
+
+def test_the_commands_shown_mean_the_same_node(node: Node) -> None:
+    """Without the options that chose the plan they would find none."""
+    told = how_to_call(node.plan, ["--profile", "embedded", "--set", "router.port=1 2"])
+    assert "  dsv41 --profile embedded --set 'router.port=1 2' status" in told
+    assert "  dsv41 --profile embedded --set 'router.port=1 2' down" in told
