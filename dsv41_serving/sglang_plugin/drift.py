@@ -7,23 +7,40 @@ engine with half its patches would serve wrongly or not at all.
 from __future__ import annotations
 
 import inspect
+import os
 import pkgutil
 import re
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel
 
 from dsv41_serving.errors import EngineDriftError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+Model = TypeVar("Model", bound=BaseModel)
+
 VERSIONS = {"sglang": "0.5.23", "nixl": "1.5.1"}
 REMEDY = "install the versions of requirements.lock"
 
 _installed: dict[str, object] = {}
+
+
+def read_table(variable: str, table: type[Model]) -> Model:
+    """Return the table that the plan wrote into `variable`. Raises EngineDriftError when the variable holds no such table."""
+    try:
+        return table.model_validate_json(os.environ[variable])
+    except ValueError as error:
+        raise EngineDriftError(
+            f"is no table [{table.__name__.lower()}] ({str(error).splitlines()[0]})",
+            where=f"environment {variable}",
+            remedy="start the engine with `dsv41 run` or `dsv41 up`",
+        ) from None
 
 
 @dataclass(frozen=True)

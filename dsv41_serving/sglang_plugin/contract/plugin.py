@@ -34,7 +34,7 @@ def register() -> None:
         return
     with drift.stop_on_drift(PLUGIN):
         drift.check_versions({"sglang": drift.VERSIONS["sglang"]})
-        contract = _read_contract()
+        contract = drift.read_table(VARIABLE, Contract)
         from dsv41_serving.sglang_plugin import ranks  # noqa: PLC0415 - needed here alone
         from dsv41_serving.sglang_plugin.contract import hooks, reasoning, seeds  # noqa: PLC0415 - web framework, torch
 
@@ -49,14 +49,3 @@ def _read_key() -> str:
         return key.find_key()
     except InputError as error:
         raise EngineDriftError(error.problem, where=error.where, remedy=error.remedy) from None
-
-
-def _read_contract() -> Contract:
-    try:
-        return Contract.model_validate_json(os.environ[VARIABLE])
-    except ValueError as error:
-        raise EngineDriftError(
-            f"is no table of a contract ({str(error).splitlines()[0]})",
-            where=f"environment {VARIABLE}",
-            remedy="start the engine with `dsv41 run` or `dsv41 up`",
-        ) from None

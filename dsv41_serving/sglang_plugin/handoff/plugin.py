@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 
-from dsv41_serving.errors import EngineDriftError
 from dsv41_serving.sglang_plugin import drift
 from dsv41_serving.spec.model import Handoff
 
@@ -25,7 +24,7 @@ def register() -> None:
         return
     with drift.stop_on_drift(PLUGIN):
         drift.check_versions()
-        table = read_table()
+        table = drift.read_table(VARIABLE, Handoff)
         from dsv41_serving.sglang_plugin.handoff import packed, waterfall  # noqa: PLC0415 - torch and the engine
 
         clock = waterfall.Waterfall()
@@ -33,15 +32,3 @@ def register() -> None:
         hooks = (*(packed.make_hooks(table, clock) if table.packed else ()), *waterfall.make_hooks(clock))
         drift.apply(hooks)
     logger.info("%s: %d hooks in force, packed: %s", PLUGIN, len(hooks), table.packed)
-
-
-def read_table() -> Handoff:
-    """Return the table `[handoff]`. Raises EngineDriftError when the variable holds no such table."""
-    try:
-        return Handoff.model_validate_json(os.environ[VARIABLE])
-    except ValueError as error:
-        raise EngineDriftError(
-            f"is no table of a hand-off ({str(error).splitlines()[0]})",
-            where=f"environment {VARIABLE}",
-            remedy="start the engine with `dsv41 run` or `dsv41 up`",
-        ) from None

@@ -163,7 +163,7 @@ def test_a_table_that_cannot_be_read_stops_the_start() -> None:
     done = run_register('{"thinking": "yes"}')
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == (
-        "dsv41_contract: environment DSV41_CONTRACT: is no table of a contract (1 validation error for Contract); "
+        "dsv41_contract: environment DSV41_CONTRACT: is no table [contract] (1 validation error for Contract); "
         "start the engine with `dsv41 run` or `dsv41 up`"
     )
 

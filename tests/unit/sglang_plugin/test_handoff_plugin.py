@@ -17,10 +17,10 @@ def test_an_sglang_without_the_table_is_left_as_it_is(monkeypatch: pytest.Monkey
 def test_the_table_is_read_as_the_plan_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Handoff(packed=True, slots=2, slot_mib=16)
     monkeypatch.setenv("DSV41_HANDOFF", table.model_dump_json())
-    assert plugin.read_table() == table
+    assert drift.read_table(plugin.VARIABLE, Handoff) == table
 
 
 def test_a_table_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSV41_HANDOFF", '{"packed": "yes"}')
-    with pytest.raises(EngineDriftError, match="environment DSV41_HANDOFF: is no table of a hand-off"):
-        plugin.read_table()
+    with pytest.raises(EngineDriftError, match=r"environment DSV41_HANDOFF: is no table \[handoff\]"):
+        drift.read_table(plugin.VARIABLE, Handoff)
