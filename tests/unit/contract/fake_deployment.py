@@ -34,6 +34,7 @@ class FakeDeployment(httpx.AsyncBaseTransport):
         self.spelt: dict[int, str] = {}
         self.aborted = 0
         self.kv_tokens = 0
+        self.looks = 0
         self.generated = 0
 
     def has(self, fault: str) -> bool:
@@ -80,7 +81,9 @@ class FakeDeployment(httpx.AsyncBaseTransport):
         if path == "/metrics":
             return httpx.Response(200, text=f"sglang:num_aborted_requests_total {self.aborted}\n")
         if path == "/v1/loads":
-            return httpx.Response(200, json={"loads": [{"num_used_tokens": self.kv_tokens}]})
+            self.looks += 1
+            told = 0 if self.has("tells-late") and self.looks < 20 else self.kv_tokens
+            return httpx.Response(200, json={"loads": [{"num_used_tokens": told}]})
         if path == "/contract" and server != "router":
             table = self.contract.model_dump(mode="json")
             other = {"temperature": 1.0} if server == "decode" and self.has("engine-differs") else {}
@@ -312,6 +315,9 @@ class FakeDeployment(httpx.AsyncBaseTransport):
             while True:
                 yield 'data: {"model": "m", "choices": [{"index": 0, "delta": {"content": "on "}}]}\n\n'
 
+        if self.has("streams-die"):
+            self.aborted += 1
+            return httpx.Response(200, stream=_Stream(iter(['data: {"error": {"message": "no hand-off"}}\n\n'])))
         self.kv_tokens += 40
         return httpx.Response(200, stream=_Stream(chunks(), on_close=self._free))
 
@@ -327,13 +333,18 @@ class _Stream(httpx.AsyncByteStream):
         self._on_close = on_close
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        for chunk in self._chunks:
-            yield chunk.encode()
-            await asyncio.sleep(0)
+        try:
+            for chunk in self._chunks:
+                yield chunk.encode()
+                await asyncio.sleep(0)
+        except GeneratorExit:  # as a real connection does when nobody holds on to its lines
+            await self.aclose()
+            raise
 
     async def aclose(self) -> None:
         if self._on_close:
             self._on_close()
+            self._on_close = None
 
 
 def as_deployment(fake: FakeDeployment, *, own: bool = True, front: str = "router") -> Deployment:

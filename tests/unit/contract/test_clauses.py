@@ -60,6 +60,7 @@ BREAKS = [
     ("stream-error-200", "error-stream"),
     *((fault, clause) for fault in ("apis-any-model", "apis-never-think", "apis-other-name") for clause in APIS),
     ("kv-leak", "disconnect"),
+    ("streams-die", "disconnect"),
     ("router-drops-field", "router-keeps-fields"),
     ("router-other-prompt", "router-keeps-fields"),
     ("engine-differs", "engines-agree"),
@@ -71,6 +72,7 @@ def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What never happens need not be waited for."""
     monkeypatch.setattr(output, "CHOICES_LIMIT_S", 2.0)
     monkeypatch.setattr(wire, "FREED_WITHIN_S", 0.2)
+    monkeypatch.setattr(wire, "HELD_WITHIN_S", 2.0)
     monkeypatch.setattr(wire, "POLL_S", 0.01)
 
 
@@ -96,6 +98,19 @@ def test_broken_promise_turns_its_clause_red(fault: str, clause: str) -> None:
 
 def test_every_clause_is_broken_once() -> None:
     assert {clause for _, clause in BREAKS} == {clause.name for clause in CLAUSES}
+
+
+def test_stream_that_ended_by_itself_is_no_word_on_leaving() -> None:
+    _, seen = outcomes(FakeDeployment("streams-die"), "disconnect")["disconnect"]
+    assert seen.startswith("the stream ended before it could be left: ")
+    assert "no hand-off" in seen
+
+
+def test_stream_is_held_until_its_kv_is_seen() -> None:
+    """The engine tells what it holds a while later; lines collected meanwhile must not close the connection."""
+    fake = FakeDeployment("tells-late")
+    verdict, seen = outcomes(fake, "disconnect")["disconnect"]
+    assert (verdict, seen.split(" before")[0]) == ("pass", "decode: 1 aborted; 0, 40, 0 KV tokens")
 
 
 def test_stale_router_is_named_with_the_command_that_mends_it() -> None:
