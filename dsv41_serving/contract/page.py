@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from dsv41_serving.contract.watch import Round
+    from dsv41_serving.contract.round import Round
     from dsv41_serving.exporter.metrics import Family
 
 

@@ -10,28 +10,21 @@ import asyncio
 import json
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dsv41_serving.contract.deployment import of_plan, open_client
-from dsv41_serving.contract.fingerprint import (
-    UNKNOWN,
-    Drift,
-    Fingerprint,
-    compare_fingerprints,
-    digest,
-    take_fingerprint,
-)
+from dsv41_serving.contract.fingerprint import UNKNOWN, compare_fingerprints, take_fingerprint
 from dsv41_serving.contract.page import write_page
-from dsv41_serving.contract.report import as_line
-from dsv41_serving.contract.suite import Result, all_kept, choose, run_clauses
+from dsv41_serving.contract.round import Round
+from dsv41_serving.contract.suite import all_kept, choose, run_clauses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dsv41_serving.check.access import Access
     from dsv41_serving.contract.deployment import Deployment
+    from dsv41_serving.contract.fingerprint import Fingerprint
     from dsv41_serving.plan.model import Plan
 
 # Under 200 generated tokens together; encoding, engines-agree and the errors generate none.
@@ -46,44 +39,6 @@ WATCHED = (
     "error-model",
     "engines-agree",
 )
-
-
-@dataclass(frozen=True)
-class Round:
-    """One look at the deployment."""
-
-    finished_at: float
-    """Unix seconds."""
-    seconds: float
-    generated_tokens: int
-    results: tuple[Result, ...]
-    fingerprint: Fingerprint
-    drift: tuple[Drift, ...]
-
-    @property
-    def kept(self) -> bool:
-        """Whether no clause was missed and nothing drifted."""
-        return all_kept(self.results) and not self.drift
-
-    def as_lines(self) -> list[str]:
-        """Return what a person should read: one line when all is well, else one per miss and per drift."""
-        misses = [as_line(result) for result in self.results if result.outcome.verdict == "MISS"]
-        lines = misses + [f"DRIFT {drift}" for drift in self.drift]
-        counted = f"{len(self.results) - len(misses)} of {len(self.results)} clauses kept, fingerprint {digest(self.fingerprint)}"
-        return [*lines, f"{counted}, {self.generated_tokens} tokens, {self.seconds:.1f} s"]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the round for JSON."""
-        return {
-            "finished_at": self.finished_at,
-            "seconds": round(self.seconds, 3),
-            "generated_tokens": self.generated_tokens,
-            "kept": self.kept,
-            "clauses": {result.clause.name: result.outcome.verdict.lower() for result in self.results},
-            "misses": [as_line(result) for result in self.results if result.outcome.verdict == "MISS"],
-            "drift": [str(drift) for drift in self.drift],
-            "fingerprint": self.fingerprint,
-        }
 
 
 class Watch:

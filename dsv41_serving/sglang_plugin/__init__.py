@@ -4,3 +4,5 @@ SGLang finds it through the entry point group `sglang.srt.platforms` and uses it
 `dsv41_embedded`; every other profile runs SGLang untouched. What it changes in SGLang and NIXL is one table,
 `patches.PATCHES`; `drift` applies the table and stops the process when a row no longer fits the installed engine.
 """
+
+PLATFORM = "dsv41_embedded"

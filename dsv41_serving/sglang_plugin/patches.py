@@ -15,9 +15,9 @@ import nixl._bindings
 import xgrammar
 
 from dsv41_serving.errors import EngineDriftError
+from dsv41_serving.sglang_plugin import PLATFORM
 from dsv41_serving.sglang_plugin.drift import Patch, stop_on_drift
 from dsv41_serving.sglang_plugin.handoff.pools import view_items
-from dsv41_serving.sglang_plugin.platform import PLATFORM
 
 if TYPE_CHECKING:
     import torch

@@ -10,12 +10,10 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
-from dsv41_serving.sglang_plugin import drift
+from dsv41_serving.sglang_plugin import PLATFORM, drift
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-PLATFORM = "dsv41_embedded"
 
 logger = logging.getLogger(__name__)
 

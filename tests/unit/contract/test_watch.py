@@ -19,7 +19,7 @@ from dsv41_serving.contract.watch import WATCHED, Watch
 from tests.unit.contract.fake_deployment import FakeDeployment, as_deployment
 
 if TYPE_CHECKING:
-    from dsv41_serving.contract.watch import Round
+    from dsv41_serving.contract.round import Round
 
 TOKENS_PER_ROUND = 200
 
