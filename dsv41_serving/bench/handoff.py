@@ -145,7 +145,7 @@ def read_page(text: str) -> Page:
     for family in text_string_to_metric_families(text):
         if family.name.startswith("dsv41_handoff"):
             for sample in family.samples:
-                label = sample.labels.get("stage") or sample.labels.get("path")
+                label = next((sample.labels[key] for key in ("stage", "path", "reason") if key in sample.labels), "")
                 if "le" not in sample.labels:
                     found[f"{sample.name}{{{label}}}" if label else sample.name] = sample.value
     return found

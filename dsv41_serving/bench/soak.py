@@ -1,4 +1,4 @@
-"""Many hand-offs on a running pair, with clients that leave and a decode engine that dies, and what became of them.
+"""Many hand-offs on a running pair, with clients that leave and engines that die, and what became of them.
 
 Meant for an engine with `disaggregation-enable-kv-checksum`: decode then compares the KV it got with what prefill sent, for every
 request. Answers are compared as well, with those the same prompts got alone; a batch may round otherwise, so a different answer
@@ -37,7 +37,10 @@ ANSWER_TOKENS = 6
 LENGTHS = (1, 2, 7, 16, 33, 64, 90, 128, 200, 256, 300, 400, 512, 700, 900, 1_200)
 KINDS = {"answer": 70, "cancel": 15, "leave": 10, "long answer": 5}
 """Per cent: a whole answer; a client that goes within 0.2 s; one that goes after the first token; an answer of 64 tokens."""
+KILLED = ("decode", "prefill")
+"""In turn."""
 MISMATCH = re.compile("KV checksum mismatch")
+_COUNTED = re.compile(r"dsv41_handoff_(transfers|fallbacks)_total\{(\w+)\}")
 _SETTLE_S = 60.0
 _RECOVERY_S = 300.0
 _TIMEOUT_S = 180.0
@@ -48,11 +51,12 @@ class Outcome:
     """What was counted."""
 
     requests: dict[str, int] = field(default_factory=dict)
-    """By kind and end: `answer: same`, `answer: other text`, `answer: error`, `cancel: gone`, ..."""
+    """By kind and end: `answer: same`, `answer: other text`, `answer: cut off` by a kill, `answer: error`, `cancel: gone`, ..."""
     handoffs: dict[str, int] = field(default_factory=dict)
-    """Finished ones by path, as the engines count them since they started; those of an engine that was killed are counted until shortly before."""
+    """Finished ones by path, as the engines count them; those of an engine that was killed are counted until shortly before."""
     fallbacks: dict[str, int] = field(default_factory=dict)
-    restarts: int = 0
+    restarts: dict[str, int] = field(default_factory=dict)
+    """By the engine that was killed."""
     failed_transfers: float = 0
     retracted: float = 0
     checksum_mismatches: int = 0
@@ -68,9 +72,10 @@ class Outcome:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing was corrupted and nothing was left behind."""
+        """Whether nothing was corrupted, nothing was left behind, and no request failed but by a kill."""
         left = self.slots_busy_at_end + self.kv_used_at_end + self.queued_at_end
-        return self.checksum_mismatches == 0 and left == 0 and sum(self.handoffs.values()) > 0
+        failed = sum(count for end, count in self.requests.items() if end.endswith(": error"))
+        return self.checksum_mismatches == failed == left == 0 and sum(self.handoffs.values()) > 0
 
 
 async def run_soak(
@@ -80,26 +85,37 @@ async def run_soak(
     *,
     handoffs: int,
     restarts: int,
+    longest: int,
     client: httpx.AsyncClient,
     say: Callable[[str], None],
 ) -> Outcome:
-    """Keep AT_ONCE requests going until about `handoffs` were sent, killing decode `restarts` times in between.
+    """Keep AT_ONCE requests of at most `longest` tokens going until `handoffs` were sent, killing an engine `restarts` times.
 
     Raises GateError when the pair does not come back or an engine does not answer at the end.
     """
     soak = _Soak(plan, state_dir, client, say)
-    prompts = {length: words.write(length, f"soak/{length}") for length in LENGTHS}
+    prompts = {length: words.write(length, f"soak/{length}") for length in LENGTHS if length <= longest}
     expected = await soak.learn(prompts)
+    await soak.count()
+    soak.outcome = Outcome()  # what the engines had counted before is not this soak's
     began = time.monotonic()
-    for part in range(restarts + 1):
-        if part:
-            await soak.kill_decode()
-        await soak.load(prompts, expected, handoffs // (restarts + 1), seed=part)
-        await soak.count()
+    await soak.load(prompts, expected, handoffs, restarts)
     await soak.settle()
+    await soak.count()
     soak.outcome.seconds = round(time.monotonic() - began, 1)
     soak.outcome.checksum_mismatches = count_mismatches(state_dir)
     return soak.outcome
+
+
+def place_kills(handoffs: int, restarts: int) -> dict[int, str]:
+    """Return before which request which engine is killed: evenly spread, neither at the beginning nor at the end."""
+    return {handoffs * (number + 1) // (restarts + 1): KILLED[number % len(KILLED)] for number in range(restarts)}
+
+
+def count_gain(before: dict[str, float], now: dict[str, float]) -> dict[str, float]:
+    """Return by how much counters rose between two looks at an engine; one that started anew counts from 0."""
+    again = any(now.get(name, 0.0) < value for name, value in before.items())
+    return {name: value - (0.0 if again else before.get(name, 0.0)) for name, value in now.items()}
 
 
 def count_mismatches(state_dir: str) -> int:
@@ -128,6 +144,8 @@ class _Soak:
         self._records = Records(state_dir)
         self._client = client
         self._say = say
+        self._kills = 0
+        self._seen: dict[str, dict[str, float]] = {}
 
     async def learn(self, prompts: dict[int, str]) -> dict[int, str]:
         """Return length -> the answer of a prompt that is asked alone, where asking twice gives the same."""
@@ -139,60 +157,69 @@ class _Soak:
         self._say(f"{len(learned)} of {len(prompts)} answers are the same when asked twice")
         return learned
 
-    async def load(self, prompts: dict[int, str], expected: dict[int, str], count: int, *, seed: int) -> None:
-        """Send `count` requests, AT_ONCE at a time."""
-        choice = random.Random(seed)  # noqa: S311 - reproducible on purpose
+    async def load(self, prompts: dict[int, str], expected: dict[int, str], count: int, restarts: int) -> None:
+        """Send `count` requests, AT_ONCE at a time; engines are killed while requests run."""
+        choice = random.Random(count)  # noqa: S311 - reproducible on purpose
         slots = asyncio.Semaphore(AT_ONCE)
+        kills = place_kills(count, restarts)
 
         async def one(kind: str, length: int, delay_s: float) -> None:
+            killed = self._kills
             try:
                 end = await self._meet(kind, prompts[length], length, expected, delay_s)
             except (httpx.HTTPError, ValueError, KeyError):
                 end = "error"
+            if end == "error" and self._kills > killed:
+                end = "cut off"
             Outcome.add(self.outcome.requests, f"{kind}: {end}")
             slots.release()
             if (sent := sum(self.outcome.requests.values())) % 250 == 0:
                 self._say(f"{sent} requests")
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(count):
+            for number in range(count):
                 await slots.acquire()
+                if number in kills:
+                    await self._kill(kills[number])
                 kind = choice.choices([*KINDS], [*KINDS.values()])[0]
-                group.create_task(one(kind, choice.choice(LENGTHS), choice.uniform(0, 0.2)))
+                group.create_task(one(kind, choice.choice([*prompts]), choice.uniform(0, 0.2)))
 
-    async def kill_decode(self) -> None:
-        """Kill decode while requests run, and wait until the pair serves again."""
-        before = {record.name: record.pid for record in self._records.read_services()}
-        pid = before["decode"]
+    async def _kill(self, role: str) -> None:
+        """Kill the engine of `role` while requests run, and wait until the pair serves again."""
+        name = next(engine.name for engine in self._plan.engines if engine.kind == role)
+        pid = {record.name: record.pid for record in self._records.read_services()}.get(name)
         if pid is None:
-            raise GateError("decode does not run", where=self._plan.node, remedy="start the deployment")
-        writer = asyncio.create_task(self._ask("Tell me a long story about the sea.", 200))
-        await asyncio.sleep(0.3)
+            raise GateError(f"{name} does not run", where=self._plan.node, remedy="start the deployment")
+        await self.count()
+        self._kills += 1
         os.kill(pid, signal.SIGKILL)
-        with suppress(httpx.HTTPError, ValueError, KeyError):
-            await writer
         deadline = time.monotonic() + _RECOVERY_S
         while time.monotonic() < deadline:
             await asyncio.sleep(1)
             stack = self._records.read_stack()
             now = {record.name: record.pid for record in self._records.read_services()}
-            if stack is not None and stack.state == "ready" and now.get("decode") not in {None, pid}:
-                self.outcome.restarts += 1
-                self._say(f"decode was killed and serves again ({self.outcome.restarts})")
+            if stack is not None and stack.state == "ready" and now.get(name) not in {None, pid}:
+                Outcome.add(self.outcome.restarts, role)
+                self._say(f"{name} was killed and serves again")
                 return
-        raise GateError("the pair did not come back", where="decode", remedy="read the logs")
+        raise GateError("the pair did not come back", where=name, remedy="read the logs")
 
     async def count(self) -> None:
-        """Add what the engines have counted since they started."""
+        """Add what the engines have counted since the last look."""
         for engine in self._plan.engines:
             text = await self._fetch(engine.metrics_url)
-            page, all_of_it = read_page(text), MetricsPage(text)
-            for name, value in page.items():
-                if match := re.fullmatch(r"dsv41_handoff_(transfers|fallbacks)_total\{(\w+)\}", name):
+            all_of_it = MetricsPage(text)
+            now = {name: value for name, value in read_page(text).items() if _COUNTED.fullmatch(name)}
+            now |= {name: all_of_it.total(name) for name in (TRANSFER_FAILURES, RETRACTED)}
+            for name, gained in count_gain(self._seen.get(engine.name, {}), now).items():
+                if match := _COUNTED.fullmatch(name):
                     counter = self.outcome.handoffs if match[1] == "transfers" else self.outcome.fallbacks
-                    Outcome.add(counter, match[2], int(value))
-            self.outcome.failed_transfers += all_of_it.total(TRANSFER_FAILURES)
-            self.outcome.retracted += all_of_it.total(RETRACTED)
+                    Outcome.add(counter, match[2], int(gained))
+                elif name == RETRACTED:
+                    self.outcome.retracted += gained
+                else:
+                    self.outcome.failed_transfers += gained
+            self._seen[engine.name] = now
 
     async def settle(self) -> None:
         """Wait until nothing is under way, and note what is left."""

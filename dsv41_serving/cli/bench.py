@@ -207,11 +207,14 @@ def bench_handoff(context: Context, out: Path, prompts: tuple[int, ...], rounds:
 @_OUT
 @click.option("--handoffs", type=click.IntRange(min=1), default=10_000, show_default=True, help="Requests to send.")
 @click.option(
-    "--restarts", type=click.IntRange(min=0), default=2, show_default=True, help="Times that decode is killed."
+    "--restarts", type=click.IntRange(min=0), default=2, show_default=True, help="Times that an engine is killed."
+)
+@click.option(
+    "--longest", type=click.IntRange(min=1), default=1_200, show_default=True, help="Longest prompt, in tokens."
 )
 @click.pass_obj
-def bench_soak(context: Context, out: Path, handoffs: int, restarts: int) -> None:
-    """Send many requests, leave some, kill decode in between, and count what was corrupted or left behind: exit 1 if anything."""
+def bench_soak(context: Context, out: Path, handoffs: int, restarts: int, longest: int) -> None:
+    """Send many requests, leave some, kill engines in between, and count what was corrupted or left behind: exit 1 if anything."""
     import asyncio  # noqa: PLC0415
     from dataclasses import asdict  # noqa: PLC0415
 
@@ -230,6 +233,7 @@ def bench_soak(context: Context, out: Path, handoffs: int, restarts: int) -> Non
                 load_words(plan.model.path),
                 handoffs=handoffs,
                 restarts=restarts,
+                longest=longest,
                 client=client,
                 say=_say,
             )

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dsv41_serving.bench.soak import KINDS, Outcome, count_mismatches, describe
+from dsv41_serving.bench.handoff import read_page
+from dsv41_serving.bench.soak import KINDS, Outcome, count_gain, count_mismatches, describe, place_kills
 
 
 def test_an_outcome_is_kept_as_json_and_shown_as_lines() -> None:
-    outcome = Outcome(restarts=1, seconds=12.5)
+    outcome = Outcome(restarts={"decode": 1}, seconds=12.5)
     Outcome.add(outcome.requests, "answer: same", 2)
     Outcome.add(outcome.requests, "answer: same")
     Outcome.add(outcome.handoffs, "packed", 3)
@@ -34,11 +35,12 @@ def test_an_outcome_is_kept_as_json_and_shown_as_lines() -> None:
         {"kv_used_at_end": 16.0},
         {"queued_at_end": 1.0},
         {"handoffs": {}},
+        {"requests": {"answer: same": 2, "long answer: error": 1}},
     ],
 )
 def test_whatever_is_corrupted_or_left_behind_is_not_sound(fault: dict[str, object]) -> None:
-    """Nor is a soak without a hand-off."""
-    assert Outcome(handoffs={"packed": 3}).sound
+    """Nor is a soak without a hand-off, nor one with a request that failed although no engine was killed meanwhile."""
+    assert Outcome(handoffs={"packed": 3}, requests={"answer: cut off": 2}).sound
     assert not Outcome(**{"handoffs": {"packed": 3}, **fault}).sound
 
 
@@ -52,3 +54,27 @@ def test_mismatches_are_counted_in_the_logs_of_every_decode_engine(tmp_path: Pat
 
 def test_the_kinds_of_clients_are_shares_of_all() -> None:
     assert sum(KINDS.values()) == 100
+
+
+def test_engines_are_killed_in_turn_and_evenly_spread() -> None:
+    assert place_kills(10_000, 3) == {2_500: "decode", 5_000: "prefill", 7_500: "decode"}
+    assert place_kills(10_000, 0) == {}
+
+
+def test_counters_of_an_engine_that_started_anew_count_from_nothing() -> None:
+    before = {"packed": 100.0, "retracted": 0.0}
+    assert count_gain(before, {"packed": 130.0, "retracted": 2.0}) == {"packed": 30.0, "retracted": 2.0}
+    assert count_gain(before, {"packed": 20.0, "retracted": 2.0}) == {"packed": 20.0, "retracted": 2.0}
+    assert count_gain(before, {"retracted": 1.0}) == {"retracted": 1.0}
+    assert count_gain({}, before) == before
+
+
+def test_fallbacks_are_told_apart_by_their_reason() -> None:
+    page = """# TYPE dsv41_handoff_fallbacks counter
+dsv41_handoff_fallbacks_total{reason="no_slot"} 2.0
+dsv41_handoff_fallbacks_total{reason="layout"} 1.0
+"""
+    assert read_page(page) == {
+        "dsv41_handoff_fallbacks_total{no_slot}": 2.0,
+        "dsv41_handoff_fallbacks_total{layout}": 1.0,
+    }
