@@ -44,15 +44,17 @@ class EngineCapacity:
     """Largest temporary of the indexer beside them."""
     tokens: int
     """Tokens of the global KV pool; 0 or less when it does not fit."""
+    staging_bytes: int = 0
+    """Staging areas of the packed hand-off, made when the first peer registers; of a rank."""
     host_bytes: int = 0
-    """Host memory of its processes and its Engram tables, on the NUMA node of the engine."""
+    """Host memory of its processes and its Engram tables, on a CPU of staging areas too, on the NUMA node of the engine."""
 
     @property
     def short_bytes(self) -> int:
         """By how much it does not fit; 0 when it fits.
 
-        The static share must hold weights and a request of the longest context; what the pool leaves must hold graphs
-        and the temporary.
+        The static share must hold weights and a request of the longest context; what the pool leaves must hold graphs,
+        the temporary and staging areas.
         """
         if self.gpu_bytes is None:
             return 0
@@ -62,8 +64,8 @@ class EngineCapacity:
 
     @property
     def beside_bytes(self) -> int:
-        """What is allocated after the pools: graphs and the temporary."""
-        return GRAPH_BYTES + self.transient_bytes
+        """What is allocated after the pools: graphs, the temporary and staging areas."""
+        return GRAPH_BYTES + self.transient_bytes + self.staging_bytes
 
     @property
     def spare_bytes(self) -> int:
@@ -73,7 +75,7 @@ class EngineCapacity:
 
     @property
     def safe_tokens(self) -> int:
-        """The largest pool that leaves room for graphs and the temporary; 0 or less when none does."""
+        """The largest pool that leaves room for what comes after it; 0 or less when none does."""
         resident = CONTEXT_BYTES + self.weights.gpu + LOADED_BYTES
         return self.pools.tokens_in((self.gpu_bytes or 0) - resident - self.beside_bytes, self.settings.page)
 
@@ -123,16 +125,30 @@ def estimate_node(
     """Return what the shape `shape_name` of `spec` (default: the one it runs) can hold on GPUs of `gpu_bytes`."""
     name = shape_name or spec.shape
     processes = spec.memory.host_bytes_per_engine
+    roles = {each: spec.engines[each].role for each in spec.shapes[name]}
+    prefill_engines = [*roles.values()].count("prefill")
     engines = tuple(
-        estimate_engine(shape, read_settings(spec, each), gpu_bytes, processes) for each in spec.shapes[name]
+        estimate_engine(
+            shape,
+            read_settings(spec, each),
+            gpu_bytes,
+            processes,
+            staging_bytes=spec.handoff.staging_bytes(role, prefill_engines),
+        )
+        for each, role in roles.items()
     )
     return NodeCapacity(shape_name=name, engines=engines, host_bytes=sum(each.host_bytes for each in engines))
 
 
 def estimate_engine(
-    shape: ModelShape, settings: EngineSettings, gpu_bytes: int | None, processes_bytes: int = 0
+    shape: ModelShape,
+    settings: EngineSettings,
+    gpu_bytes: int | None,
+    processes_bytes: int = 0,
+    *,
+    staging_bytes: int = 0,
 ) -> EngineCapacity:
-    """Return what one engine can hold; its processes take `processes_bytes` of host memory."""
+    """Return what one engine can hold; its processes take `processes_bytes` of host memory, a rank stages in `staging_bytes`."""
     weights, pools = weigh(shape, settings), size_pools(shape, settings)
     on_gpu = settings.device == "cuda" and gpu_bytes is not None
     free = gpu_bytes - CONTEXT_BYTES if on_gpu and gpu_bytes is not None else 0
@@ -147,7 +163,8 @@ def estimate_engine(
         static_bytes=static,
         transient_bytes=_transient_bytes(settings) if shape.is_v41 and settings.role != "decode" else 0,
         tokens=min(fitting, cap) if cap is not None else fitting,
-        host_bytes=processes_bytes + weights.engram_host,
+        staging_bytes=staging_bytes,
+        host_bytes=processes_bytes + weights.engram_host + (0 if on_gpu else settings.tp * staging_bytes),
     )
 
 

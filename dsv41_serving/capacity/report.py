@@ -80,6 +80,8 @@ def list_shortages(node: NodeCapacity) -> list[str]:
         name = engine.settings.name
         if engine.safe_tokens >= engine.settings.context:
             remedy = f"set engines.{name}.max_total_tokens = {engine.safe_tokens}"
+        elif engine.staging_bytes >= engine.short_bytes:
+            remedy = "lower handoff.slots or handoff.slot_mib"
         elif engine.weights.engram_gpu:
             remedy = "put the Engram tables on the host (memory.engram = 'host_shared'), or choose a larger tp"
         else:
@@ -130,6 +132,7 @@ def _engine_json(engine: EngineCapacity) -> dict[str, Any]:
         "static_bytes": engine.static_bytes,
         "transient_bytes": engine.transient_bytes,
         "pool_bytes": engine.pool_bytes,
+        "staging_bytes": engine.staging_bytes,
         "tokens": engine.tokens,
         "host_bytes": engine.host_bytes,
     }
@@ -152,11 +155,12 @@ def _list_rows(engine: EngineCapacity) -> list[tuple[str, str]]:
         ("request states", f"{pools.state_bytes / _MIB:.1f} MiB"),
         ("pool tokens", f"{max(0, engine.tokens):,}"),
         ("pools", _gib(engine.pool_bytes)),
+        ("staging of the hand-off", _gib(engine.staging_bytes)),
         ("host memory, on its NUMA node", _gib(engine.host_bytes)),
     ]
     if gpu:
         rows += [
-            ("graphs and temporary", _gib(engine.beside_bytes)),
+            ("graphs and temporary", _gib(engine.beside_bytes - engine.staging_bytes)),
             ("left over", _gib(engine.spare_bytes - engine.beside_bytes)),
         ]
     return rows

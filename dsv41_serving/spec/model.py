@@ -290,6 +290,10 @@ class Kernels(Table):
         return self
 
 
+MOST_AREAS = 8
+"""Prefill engines that get a staging area of a decode rank; more are served on SGLang's path."""
+
+
 class Handoff(Table):
     """How prefill hands KV to decode over NIXL."""
 
@@ -302,8 +306,26 @@ class Handoff(Table):
         32,
         ge=1,
         le=1024,
-        description="Size of a block. Each rank holds slots times this, decode once for each prefill rank; capacity does not count it.",
+        description="Size of a block. Each rank holds slots times this, decode once for each prefill engine.",
     )
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one block."""
+        return self.slot_mib * 2**20
+
+    @property
+    def area_bytes(self) -> int:
+        """Bytes of one staging area, all its slots: what a rank allocates and registers at once."""
+        return self.slots * self.slot_bytes
+
+    def staging_bytes(self, role: str, prefill_engines: int) -> int:
+        """Return the most that one rank of an engine of `role` allocates for staging, beside `prefill_engines`: 0 unpacked.
+
+        A prefill rank has one area for all its peers, a decode rank one for each prefill engine that registers with it.
+        """
+        areas = {"prefill": 1, "decode": min(prefill_engines, MOST_AREAS)}.get(role, 0)
+        return areas * self.area_bytes if self.packed else 0
 
 
 class Memory(Table):

@@ -68,3 +68,11 @@ def slots_busy() -> Gauge:
     from prometheus_client import Gauge  # noqa: PLC0415
 
     return Gauge("dsv41_handoff_slots_busy", "Staging slots that hold a block.", multiprocess_mode="livesum")
+
+
+@cache
+def staging_bytes() -> Gauge:
+    """Bytes of staging areas of all ranks of the engine; none before the first peer has registered."""
+    from prometheus_client import Gauge  # noqa: PLC0415
+
+    return Gauge("dsv41_handoff_staging_bytes", "Bytes of staging areas.", multiprocess_mode="livesum")

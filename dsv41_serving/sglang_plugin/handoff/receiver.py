@@ -12,12 +12,10 @@ from dsv41_serving.sglang_plugin.handoff import metrics
 from dsv41_serving.sglang_plugin.handoff.pools import UnpackableError, size_of
 from dsv41_serving.sglang_plugin.handoff.staging import Side, logger
 from dsv41_serving.sglang_plugin.handoff.wire import ARRIVAL, Arrival, Credit, Offer
+from dsv41_serving.spec.model import MOST_AREAS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-MOST_AREAS = 8
-"""Prefill ranks that get a staging area; more are served on SGLang's path."""
 
 
 class Receiver:
@@ -68,11 +66,11 @@ class Receiver:
         return True
 
     def _find_area(self, manager: Any, prefill: str) -> tuple[int, int]:
-        """Return number and address of the area of a prefill rank."""
+        """Return number and address of the area of the prefill engine at `prefill`; one of its ranks sends to this rank."""
         with self._lock:
             area = self._areas.get(prefill, len(self._areas))
             if area >= MOST_AREAS:
-                raise UnpackableError(f"{MOST_AREAS} prefill ranks have an area already")
+                raise UnpackableError(f"{MOST_AREAS} prefill engines have an area already")
             address = self._side.address(manager, area)
             self._areas[prefill] = area
             return area, address

@@ -177,8 +177,10 @@ class Sender:
         offer: Offer | None = getattr(info, "dsv41_offer", None)
         if offer is None:
             return "peer_lacks_it", "it made no offer"
-        if (manager.pp_size, manager.attn_cp_size, manager.dcp_size, manager.kv_shard_size) != (1, 1, 1, 1):
-            return "layout", "this engine splits sequences or layers over ranks"
+        # Of an engine that splits requests several ranks send to one at decode, which has one area for all of them.
+        split = (manager.attn_dp_size, manager.pp_size, manager.attn_cp_size, manager.dcp_size, manager.kv_shard_size)
+        if set(split) != {1}:
+            return "layout", "this engine splits requests, sequences or layers over ranks"
         if info.requires_dcp_relayout or set(info.dst_kv_mem_kinds) != {"VRAM"}:
             return "layout", "its KV is split over ranks or lies in host memory"
         try:

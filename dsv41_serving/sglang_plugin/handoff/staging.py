@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.utils.network import NetworkAddress
 
+from dsv41_serving.sglang_plugin.handoff import metrics
 from dsv41_serving.sglang_plugin.handoff.pools import (
     Copier,
     Group,
@@ -32,7 +33,8 @@ class Side:
     def __init__(self, table: Handoff) -> None:
         """Hold no memory yet."""
         self.slots = table.slots
-        self.slot_bytes = table.slot_mib * 2**20
+        self.slot_bytes = table.slot_bytes
+        self._area_bytes = table.area_bytes
         self.groups: tuple[Group, ...] = ()
         self.copier: Copier
         self._layout = ""
@@ -84,11 +86,12 @@ class Side:
 
     def _add_area(self, manager: Any) -> None:
         # Written once here: the first blocks would pay for the pages of host memory otherwise.
-        area = torch.zeros(self.slots * self.slot_bytes, dtype=torch.uint8, device=device_of(manager))
+        area = torch.zeros(self._area_bytes, dtype=torch.uint8, device=device_of(manager))
         place = [(area.data_ptr(), area.nbytes, manager.kv_args.gpu_id, "")]
         if not manager.agent.register_memory(place, _MEMORY):
             raise UnpackableError("NIXL did not register the staging buffer")
         self._areas.append(area)
+        metrics.staging_bytes().inc(area.nbytes)
 
 
 def device_of(manager: Any) -> torch.device:

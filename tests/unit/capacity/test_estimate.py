@@ -12,6 +12,7 @@ import pytest
 from dsv41_serving.capacity.engine import EngineSettings, read_settings
 from dsv41_serving.capacity.estimate import GIB, GPU_MEMORY, LOADED_BYTES, estimate_engine, estimate_node
 from dsv41_serving.capacity.pools import ENTRIES, INDEX_KEY, hand_off_bytes, size_pools, window_tokens
+from dsv41_serving.capacity.report import list_shortages
 from dsv41_serving.capacity.shape import ModelShape, read_shape
 from dsv41_serving.capacity.weights import pad_intermediate, weigh
 from dsv41_serving.spec import load_spec
@@ -244,3 +245,37 @@ def test_two_replicas_answer_with_twice_the_kv_and_the_pair_hands_over() -> None
     assert whole.generating_tokens > replicas.generating_tokens
     assert pair.hand_off(FLASH, 32768) > 0
     assert replicas.hand_off(FLASH, 32768) == whole.hand_off(FLASH, 32768) == 0
+
+
+# --- staging of the packed hand-off -----------------------------------------------------------------------------------
+
+PACKED = ("handoff={packed=true, slots=8, slot_mib=64}",)
+
+
+def test_staging_is_counted_on_both_sides_and_only_where_it_is_packed() -> None:
+    node = estimate_node(load_spec(profile="h200x8", overrides=PACKED).spec, FLASH, GPU_MEMORY["9.0"])
+    plain = estimate_node(load_spec(profile="h200x8").spec, FLASH, GPU_MEMORY["9.0"])
+    assert [each.staging_bytes for each in node.engines] == [8 * 64 << 20] * 2
+    assert [each.staging_bytes for each in plain.engines] == [0, 0]
+    for packed, stock in zip(node.engines, plain.engines, strict=True):
+        assert packed.tokens == stock.tokens  # SGLang sizes its pools before the first peer registers
+        assert packed.beside_bytes - stock.beside_bytes == 8 * 64 << 20
+        assert packed.safe_tokens < stock.safe_tokens
+    aggregated = load_spec(profile="h200x8", overrides=(*PACKED, 'shape="replicas"')).spec
+    assert [each.staging_bytes for each in estimate_node(aggregated, FLASH, GPU_MEMORY["9.0"]).engines] == [0, 0]
+
+
+def test_staging_that_does_not_fit_is_refused_and_named() -> None:
+    """The largest that the table allows: 64 slots of 1 GiB."""
+    spec = load_spec(profile="h200x8", overrides=("handoff={packed=true, slots=64, slot_mib=1024}",)).spec
+    node = estimate_node(spec, FLASH, GPU_MEMORY["9.0"])
+    assert set(node.short) == {"prefill", "decode"}
+    assert all("lower handoff.slots or handoff.slot_mib" in line for line in list_shortages(node))
+
+
+def test_on_a_cpu_staging_is_host_memory() -> None:
+    packed, plain = (
+        estimate_node(load_spec(profile="embedded", overrides=overrides).spec, SMOLLM2, None)
+        for overrides in (PACKED, ())
+    )
+    assert packed.host_bytes - plain.host_bytes == 2 * (8 * 64 << 20)

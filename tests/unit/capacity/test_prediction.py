@@ -28,7 +28,8 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
 
 
 def spec_in(directory: Path) -> NodeSpec:
-    return load_spec(profile="h200x8", overrides=(f"node.state_dir={directory}",)).spec
+    overrides = (f"node.state_dir={directory}", "handoff.packed=true")
+    return load_spec(profile="h200x8", overrides=overrides).spec
 
 
 def test_every_quantity_that_a_gpu_engine_reports_is_predicted(tmp_path: Path, facts: Facts) -> None:

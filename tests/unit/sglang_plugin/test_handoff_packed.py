@@ -78,6 +78,7 @@ class Engine:
             gpu_id=0,
         )
         self.attn_tp_size = self.pp_size = self.attn_cp_size = self.dcp_size = self.kv_shard_size = 1
+        self.attn_dp_size = 1
         self.local_ip, self.rank_port = "127.0.0.1", 1000 + seed
         self.request_status: dict[int, int] = {ROOM: 3}
         self.failures: dict[int, str] = {}
@@ -244,6 +245,42 @@ def test_a_chunk_longer_than_a_slot_goes_in_pieces_and_what_finds_no_slot_on_sgl
     assert pair.sender.busy == 2
     pair.deliver()
     assert pair.sender.busy == 0
+
+
+def test_an_engine_that_splits_requests_over_ranks_sends_on_sglangs_path(
+    make: Callable[..., Pair], counted: Callable[[str], float]
+) -> None:
+    """Its ranks would share one area at decode and write over each other's blocks."""
+    pair = make()
+    pair.prefill.attn_dp_size = 4
+    pair.info.agent_name = "another"
+    pair.sender.add_peer(None, pair.prefill, pair.info)
+    assert counted("layout") == 1
+    pages = np.array([3], dtype=np.int32)
+    assert pair.sender.send_pages(lambda *_: "stock", pair.prefill, "another", pages, [], pages, 0) == "stock"
+
+
+@pytest.mark.parametrize("prefills", [1, 3])
+def test_staging_takes_what_capacity_counts(make: Callable[..., Pair], prefills: int) -> None:
+    """One area at prefill whatever the peers; at decode one for each prefill engine, once however often it registers."""
+    pair = make(slots=3)
+    for number in [*range(prefills), *range(prefills)]:
+        room = types.SimpleNamespace(bootstrap_addr=f"prefill:{1 + number}", bootstrap_infos=[{}])
+        pair.receiver.register(lambda _: pair.receiver.offer(lambda _: [b""] * 25, pair.decode), room)
+    for side, role in ((pair.sender._side, "prefill"), (pair.receiver._side, "decode")):
+        allocated = sum(area.nbytes for area in side._areas)
+        assert allocated == Handoff(packed=True, slots=3, slot_mib=1).staging_bytes(role, prefills)
+        assert allocated == (prefills if role == "decode" else 1) * 3 * 2**20
+
+
+def test_no_more_areas_than_capacity_counts(make: Callable[..., Pair], counted: Callable[[str], float]) -> None:
+    pair = make()
+    for number in range(10):
+        room = types.SimpleNamespace(bootstrap_addr=f"prefill:{1 + number}", bootstrap_infos=[{}])
+        pair.receiver.register(lambda _: pair.receiver.offer(lambda _: [b""] * 25, pair.decode), room)
+    table = Handoff(packed=True, slots=2, slot_mib=1)
+    assert sum(area.nbytes for area in pair.receiver._side._areas) == table.staging_bytes("decode", 10) == 8 * 2 * 2**20
+    assert counted("layout") == 2
 
 
 def test_a_cancelled_request_is_not_written_to_and_gives_its_slot_back(make: Callable[..., Pair]) -> None:
