@@ -5,7 +5,7 @@ what the kernel keeps in no file.
 """
 
 from dsv41_serving.facts.files import format_cpu_list, parse_cpu_list
-from dsv41_serving.facts.kernel import read_limits
+from dsv41_serving.facts.kernel import count_oom_kills, read_limits
 from dsv41_serving.facts.listener import find_listener, read_listeners
 from dsv41_serving.facts.machine import read_facts
 from dsv41_serving.facts.model import (
@@ -40,6 +40,7 @@ __all__ = [
     "NvmlReport",
     "NvmlSource",
     "Process",
+    "count_oom_kills",
     "descends_from",
     "describe",
     "find_listener",

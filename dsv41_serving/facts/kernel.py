@@ -55,6 +55,12 @@ def _read_shm_size(root: Path) -> ShmSize | None:
     return ShmSize(total_bytes=size.f_blocks * size.f_frsize, free_bytes=size.f_bavail * size.f_frsize)
 
 
+def count_oom_kills(root: Path = Path("/")) -> int:
+    """Return how many processes the kernel has ended for lack of memory since boot, in any control group; 0 where it does not say."""
+    found = re.search(r"^oom_kill (\d+)$", files.read_text(root / "proc/vmstat") or "", re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
 def read_limits(root: Path = Path("/"), pid: int | None = None) -> Limits | None:
     """Return the resource limits of process `pid`, or of the calling process; None when there is no such process.
 

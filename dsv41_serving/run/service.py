@@ -192,7 +192,7 @@ async def _watch(
             while not stopping.done():
                 await asyncio.wait({ended, stopping}, timeout=period, return_when=asyncio.FIRST_COMPLETED)
                 if ended.done():
-                    problem = f"ended with status {ended.result()}"
+                    problem = supervisor.describe_end(ended.result())
                     supervisor.note_failure(problem)
                     raise GateError(problem, where=service.name, remedy="read its log")
                 if period is not None and await _is_alive(client, service):

@@ -150,7 +150,7 @@ class Stack:
 
     async def _recover(self, name: str, status: int) -> None:
         """Restart what the end of service `name` makes unsafe: the router alone, or everything."""
-        problem = f"ended with status {status}"
+        problem = self._supervisors[name].describe_end(status)
         self._supervisors[name].note_failure(problem)
         self._set_state("recovering", problem=f"{name} {problem}")
         self._count_restart(name, problem)

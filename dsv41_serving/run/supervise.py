@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, BinaryIO
 from dsv41_serving.check.gate import check_engine, check_router
 from dsv41_serving.check.result import Finding, all_passed
 from dsv41_serving.errors import GateError
-from dsv41_serving.facts import read_process
+from dsv41_serving.facts import count_oom_kills, find_listener, read_process
+from dsv41_serving.plan.ports import describe_owner
 from dsv41_serving.run.drain import wait_until_idle
 from dsv41_serving.run.history import StartHistory
 from dsv41_serving.run.phases import GATE, LAUNCHING, READY, PhaseTracker
@@ -42,6 +43,8 @@ ENGINE_EXIT_S = 2.0
 GPU_ENGINE_EXIT_S = 25.0
 _READ_CHUNK = 1 << 16
 _READ_PROGRESS_BYTES = 1 << 26
+# What uvicorn prints; SGLang goes on for two minutes and then blames its own warm-up.
+_PORT_REFUSED = re.compile(r"error while attempting to bind on address \('[^']*', (\d+)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -74,6 +77,8 @@ class Supervisor:
         self._durations: dict[str, float] = {}
         self._progress_at = 0.0
         self._read_bytes = 0
+        self._refused_port: int | None = None
+        self._oom_kills = 0
         now = time.time()
         self.record = ServiceRecord(
             name=service.name,
@@ -104,6 +109,8 @@ class Supervisor:
         self._writes = WriteTables()
         self._durations = {}
         self._tail.clear()
+        self._refused_port = None
+        self._oom_kills = count_oom_kills()
         remove_files(self.record)
         tmp_dir = tempfile.mkdtemp(prefix=f"dsv41-{service.name}-")
         # Thousands of modules are imported by several processes: compiling each anew costs a minute.
@@ -201,6 +208,12 @@ class Supervisor:
         """Count one restart and go back to waiting."""
         self._update("waiting", "waiting to restart", restarts=self.record.restarts + 1, ready_at=None)
 
+    def describe_end(self, status: int) -> str:
+        """Say how the service ended; `status` is negative for a signal. A child that lacked memory takes its parent with it."""
+        killed = count_oom_kills() - self._oom_kills
+        lack = f" (the kernel ended {killed} process(es) for lack of memory meanwhile)" if killed > 0 else ""
+        return f"ended with status {status}{lack}"
+
     def tail(self) -> str:
         """Return the last lines the service printed."""
         return "\n".join(self._tail)
@@ -217,10 +230,12 @@ class Supervisor:
             while True:
                 if ended.done():
                     raise GateError(
-                        f"ended with status {ended.result()} while {self.record.phase}; last line: {self._last_line()}",
+                        f"{self.describe_end(ended.result())} while {self.record.phase}; last line: {self._last_line()}",
                         where=self.service.name,
                         remedy="read its log",
                     )
+                if self._refused_port is not None:
+                    raise self._explain_refusal(self._refused_port)
                 findings: list[Finding] = []
                 if self._tracker.phase == "serving HTTP":
                     if self.record.phase != GATE:
@@ -238,6 +253,16 @@ class Supervisor:
                 await asyncio.wait({ended}, timeout=GATE_RETRY_S if findings else 0.1)
         finally:
             ended.cancel()
+
+    def _explain_refusal(self, port: int) -> GateError:
+        """Say who took `port` between the plan's look at it and the end of loading."""
+        listener = find_listener(port)
+        owner = describe_owner(listener) if listener else "an outgoing connection"
+        return GateError(
+            f"port {port} was taken by {owner} while the service loaded",
+            where=self.service.name,
+            remedy="start again; `dsv41 preflight` says whether the kernel hands that port to clients (ip_local_port_range)",
+        )
 
     async def _check(self) -> list[Finding]:
         pid, ticks = self.record.pid, self.record.start_ticks
@@ -276,6 +301,8 @@ class Supervisor:
         if not line:
             return
         self._tail.append(line)
+        if self.record.state == "starting" and (refused := _PORT_REFUSED.search(line)):
+            self._refused_port = int(refused[1])
         if self.service.kind == "prefill" and self._writes.feed(line):
             self.record = self.record.model_copy(update={"lane": choose_lane(self._writes.lanes)})
             self._on_change(self.record)

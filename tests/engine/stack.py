@@ -22,10 +22,10 @@ from dsv41_serving.run.record import ServiceRecord
 def _choose_ports() -> dict[str, int]:
     """Return a block of ports that nothing listens on now, so that two test runs on one machine do not meet.
 
-    Where a run begins to look depends on its pid: engines take a minute until they listen, and another run that starts
+    All of them lie below what the kernel hands to outgoing connections, one of which would take a port while an engine loads. Where a run begins to look depends on its pid: engines take a minute until they listen, and another run that starts
     meanwhile sees the block free.
     """
-    blocks = [*range(32000, 60000, 1000)]
+    blocks = [*range(10000, 30000, 1000)]
     first = os.getpid() % len(blocks)
     for base in (*blocks[first:], *blocks[:first]):
         ports = {

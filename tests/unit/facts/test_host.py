@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsv41_serving.errors import InputError
-from dsv41_serving.facts import read_facts
+from dsv41_serving.facts import count_oom_kills, read_facts
 from dsv41_serving.facts.host import GpuFault, read_host
 
 if TYPE_CHECKING:
@@ -49,6 +49,12 @@ def test_sysctls_modules_users_and_governors_are_read(tmp_path: Path) -> None:
     assert host.modules == ("nvidia_uvm",)
     assert host.governors == ("performance", "powersave")
     assert host.users == ("dsv41", "root")
+
+
+def test_processes_ended_for_lack_of_memory_are_counted(tmp_path: Path) -> None:
+    assert count_oom_kills(tmp_path) == 0
+    write(tmp_path, proc__vmstat="nr_free_pages 12\noom_kill 7\nnuma_hit 5\n")
+    assert count_oom_kills(tmp_path) == 7
 
 
 def test_an_interface_that_is_down(tmp_path: Path) -> None:

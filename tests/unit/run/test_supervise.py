@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,6 +208,33 @@ def test_a_service_that_ends_early_says_why(tmp_path: Path, settings: dict[str, 
     assert failed.problem == line
     assert session_members(failed.pid or 0) == []
     assert StartHistory(tmp_path, "prefill").expected_s("importing") is None
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_port_taken_while_the_service_loads_is_named(tmp_path: Path, listens: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """At once and with its owner: the engine itself goes on for minutes, and then blames something else."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        if listens:
+            other.listen()
+        port = other.getsockname()[1]
+        refusal = f"ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', {port}): address already in use"
+        watched = Watched(fake_plan(tmp_path, {"prefill": {"lines": [*REAL_LINES, refusal], "hang": True}}))
+        line = watched.fail()
+    owner = f"pid {os.getpid()} (" if listens else "an outgoing connection while"
+    assert line.startswith(f"prefill: port {port} was taken by {owner}")
+    assert "ip_local_port_range" in line
+    assert session_members(watched.records[-1].pid or 0) == []
+
+
+def test_lack_of_memory_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel ends whichever process it likes; what the service itself prints then means little."""
+    kills = iter([3, 5])
+    monkeypatch.setattr(supervise, "count_oom_kills", lambda: next(kills))
+    line = Watched(fake_plan(tmp_path, {"prefill": {"exit": 9}})).fail()
+    assert line.startswith(
+        "prefill: ended with status 9 (the kernel ended 2 process(es) for lack of memory meanwhile) while"
+    )
 
 
 def test_a_start_without_progress_is_given_up(tmp_path: Path) -> None:
