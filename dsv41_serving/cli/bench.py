@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsv41_serving.cli.address import ADDRESS
 from dsv41_serving.errors import EXIT_CHECK_FAILED, EXIT_OK, InputError
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from dsv41_serving.bench.report import Block
     from dsv41_serving.bench.result import Launch, ResultSet
     from dsv41_serving.bench.scenario import Scenario
+    from dsv41_serving.check.access import Access
     from dsv41_serving.cli.context import Context
     from dsv41_serving.plan.model import Plan
 
@@ -32,7 +34,7 @@ _SCALE = click.option(
     show_default=True,
     help="Lengths of prompts and answers times this; kept with the result.",
 )
-_URL = click.option("--url", help="Measure this service of the plan instead of its router.")
+_URL = click.option("--url", type=ADDRESS, help="Measure this service of the plan instead of its router.")
 
 
 @click.group()
@@ -195,7 +197,9 @@ def bench_handoff(context: Context, out: Path, prompts: tuple[int, ...], rounds:
     spec = context.load().spec
     longest = spec.engine.context_length - ANSWER_TOKENS - 8
     chosen = sorted(prompts) or [min(length, longest) for length in (128, 1_024, longest)]
-    with open_calls(find_access(plan)) as client:
+    access = find_access(plan)
+    _expect_running(access)
+    with open_calls(access) as client:
         words = load_words(plan.model.path)
         lengths = measure_handoffs(plan, words, chosen, rounds=rounds, client=client, say=_say)
     _store_handoff(context, out, {"lengths": as_json(lengths)})
@@ -224,9 +228,11 @@ def bench_soak(context: Context, out: Path, handoffs: int, restarts: int, longes
 
     plan, _ = context.plan()
     spec = context.load().spec
+    access = find_access(plan)
+    _expect_running(access)
 
     async def run() -> Outcome:
-        async with open_client(find_access(plan), 180.0) as client:
+        async with open_client(access, 180.0) as client:
             return await run_soak(
                 plan,
                 spec.node.state_dir,
@@ -243,6 +249,20 @@ def bench_soak(context: Context, out: Path, handoffs: int, restarts: int, longes
     for line in describe(outcome):
         click.echo(line)
     sys.exit(EXIT_OK if outcome.sound else EXIT_CHECK_FAILED)
+
+
+def _expect_running(access: Access) -> None:
+    """Raise InputError when nothing answers at what is to be measured: before anything is read that a start makes."""
+    import asyncio  # noqa: PLC0415
+
+    from dsv41_serving.check.access import open_client  # noqa: PLC0415
+    from dsv41_serving.contract.deployment import expect_answer  # noqa: PLC0415
+
+    async def ask() -> None:
+        async with open_client(access, 10.0) as client:
+            await expect_answer(client, access.origin)
+
+    asyncio.run(ask())
 
 
 def _store_handoff(context: Context, out: Path, found: dict[str, Any]) -> None:
@@ -283,6 +303,7 @@ def _measure_running(
 
     plan, _ = context.plan()
     target = _find_target(context, plan, url)
+    _expect_running(target.access)
     launch = measure_launch(loads, target, load_words(target.tokenizer), rounds=rounds, say=_say)
     command = " ".join(["dsv41", *sys.argv[1:]])
     return _collect(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dsv41_serving.cli.address import ADDRESS
 from dsv41_serving.cli.output import print_json, refuse_unwritable
 from dsv41_serving.errors import EXIT_CHECK_FAILED, EXIT_OK
 
@@ -24,7 +25,11 @@ def contract() -> None:
 
 @contract.command("check")
 @click.argument("clauses", nargs=-1, metavar="[CLAUSE]...")
-@click.option("--url", help="Judge this address instead of the router of the plan: an engine, or any other deployment.")
+@click.option(
+    "--url",
+    type=ADDRESS,
+    help="Judge this address instead of the router of the plan: an engine, or any other deployment.",
+)
 @click.option(
     "--api-key-file",
     type=click.Path(path_type=Path),

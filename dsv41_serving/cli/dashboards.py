@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dsv41_serving.cli.address import ADDRESS
 from dsv41_serving.errors import EXIT_CHECK_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def dashboards() -> None:
 
 
 @dashboards.command("check")
-@click.option("--prometheus", "url", help="Address of the Prometheus to ask (default: this node's).")
+@click.option("--prometheus", "url", type=ADDRESS, help="Address of the Prometheus to ask (default: this node's).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: every query with its answer and time.")
 @click.pass_obj
 def dashboards_check(context: Context, url: str | None, as_json: bool) -> None:  # noqa: FBT001
@@ -51,7 +52,9 @@ def dashboards_check(context: Context, url: str | None, as_json: bool) -> None: 
 
 
 @dashboards.command("push")
-@click.option("--grafana", "url", required=True, help="Address of the Grafana, for example https://grafana.example.")
+@click.option(
+    "--grafana", "url", type=ADDRESS, required=True, help="Address of the Grafana, for example https://grafana.example."
+)
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),

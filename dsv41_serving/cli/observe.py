@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dsv41_serving.cli.address import ADDRESS
 from dsv41_serving.errors import EXIT_CHECK_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def metrics_list(as_json: bool) -> None:  # noqa: FBT001
 @click.command()
 @click.argument("alert", required=False)
 @click.option("--list", "list_only", is_flag=True, help="Only name the alerts.")
-@click.option("--prometheus", "url", help="Ask this Prometheus instead of the node's own.")
+@click.option("--prometheus", "url", type=ADDRESS, help="Ask this Prometheus instead of the node's own.")
 @click.pass_obj
 def explain(context: Context, alert: str | None, list_only: bool, url: str | None) -> None:  # noqa: FBT001
     """Say what ALERT means, gather the evidence its runbook section names, and what to do."""
@@ -117,7 +118,7 @@ def explain(context: Context, alert: str | None, list_only: bool, url: str | Non
 @click.command()
 @click.option("--once", is_flag=True, help="Print once and end; the only way without a terminal.")
 @click.option("--every", "every_s", type=click.FloatRange(min=0.5), default=2.0, show_default=True, help="Seconds.")
-@click.option("--prometheus", "url", help="Ask this Prometheus instead of the node's own.")
+@click.option("--prometheus", "url", type=ADDRESS, help="Ask this Prometheus instead of the node's own.")
 @click.pass_obj
 def top(context: Context, once: bool, every_s: float, url: str | None) -> None:  # noqa: FBT001
     """Show the main numbers of the node, live."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from dsv41_serving.bench.mixed_load import run_mixed_load
+from dsv41_serving.contract.deployment import expect_answer
 from dsv41_serving.errors import InputError
 from dsv41_serving.plan.monitoring import NIXL_LABELS
 
@@ -77,6 +78,7 @@ async def record_pages(
     """
     await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
     async with httpx.AsyncClient(timeout=30.0) as client:
+        await expect_answer(client, plan.router.url)
         await _record(client, targets, directory, "idle", say)
         load = asyncio.create_task(run_mixed_load(plan.router.url, plan.served_model_name, rounds))
         # The first requests show how counters begin; the page is taken while the last are still running.
@@ -86,9 +88,11 @@ async def record_pages(
                 await _record(client, targets, directory, "load", lambda _: None)
         try:
             say(f"sent {load.result()} requests")
-        except (httpx.HTTPError, ExceptionGroup) as error:
+        except ExceptionGroup as group:
             raise InputError(
-                f"the load could not be sent ({error})", where=plan.router.url, remedy="start the stack: `dsv41 up`"
+                f"the load could not be sent ({type(group.exceptions[0]).__name__})",
+                where=plan.router.url,
+                remedy="look what became of it: `dsv41 status`",
             ) from None
     declared = declared_metrics()
     (directory / DECLARED).write_text(json.dumps(declared, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 COMMAND_LINE = "--set"
 DEFAULT = "default"
+_ENGINE_KEY = 3  # parts of engines.NAME.KEY
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,8 @@ def _choose_profile(layers: Sequence[tuple[str, Mapping[str, Any]]], asked: str 
     where = f"{origin}, key profile"
     names = profile_names()
     if name is None:
+        file = next((origin for origin, _ in layers if origin != COMMAND_LINE), None)
+        where = f"{file}, key profile" if file else "--profile"
         raise InputError("no profile is named", where=where, remedy=f"name one of: {', '.join(names)}")
     if not isinstance(name, str):
         raise InputError(f"value {_show(name)} cannot be used", where=where, remedy=f"name one of: {', '.join(names)}")
@@ -207,6 +210,9 @@ def _explain(detail: ErrorDetails, merged: Mapping[str, Any], origins: Mapping[s
     if kind == "extra_forbidden":
         known = _known_keys(path[:-1])
         return InputError("unknown key", where=f"{origin}, key {key}", remedy=_suggest(path[-1], known))
+    if kind == "missing" and (meant := _find_meant(path, merged)):
+        where = f"{origin}, key {'.'.join(path[:-1])}"
+        return InputError("no shape runs this engine", where=where, remedy=f"did you mean '{meant}'?")
     if kind == "missing":
         return InputError(
             "is missing", where=f"{origin}, key {key}", remedy="add it; `dsv41 config explain KEY` says what it means"
@@ -221,6 +227,16 @@ def _explain(detail: ErrorDetails, merged: Mapping[str, Any], origins: Mapping[s
 
 def _show(value: Any) -> str:
     return json.dumps(value, default=str, ensure_ascii=False)
+
+
+def _find_meant(path: Sequence[str], merged: Mapping[str, Any]) -> str:
+    """Return the engine that `path`, engines.NAME.KEY, was meant for: one that a shape names when NAME is nearly that."""
+    if path[0] != "engines" or len(path) != _ENGINE_KEY:
+        return ""
+    shapes = merged.get("shapes")
+    lists = shapes.values() if isinstance(shapes, dict) else ()
+    named = {name for names in lists if isinstance(names, list) for name in names if isinstance(name, str)}
+    return "" if path[1] in named else next(iter(difflib.get_close_matches(path[1], sorted(named), n=1)), "")
 
 
 def _key_path(detail: ErrorDetails, merged: Mapping[str, Any]) -> list[str]:

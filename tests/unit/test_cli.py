@@ -6,6 +6,7 @@ import json
 import os
 import re
 import runpy
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -223,6 +224,22 @@ def test_without_a_node_file_it_says_what_to_do(dsv41: Callable[..., Result], tm
             ["--profile", "embedded", "gate", "decoder"],
             "shape pd: this plan has no service 'decoder'; use one of: prefill, decode, router",
         ),
+        *(
+            (
+                ["--profile", "embedded", *verb, option, "notaurl"],
+                (
+                    f"Invalid value for '{option}': 'notaurl' is no address: write it as http://HOST:PORT. "
+                    f"See `dsv41 {' '.join(verb[:2])} --help`."
+                ),
+            )
+            for verb, option in (
+                (["dashboards", "push"], "--grafana"),
+                (["dashboards", "check"], "--prometheus"),
+                (["contract", "check"], "--url"),
+                (["bench", "run", "single", "--out", "x.json"], "--url"),
+                (["top"], "--prometheus"),
+            )
+        ),
         (
             ["--node", "absent.toml", "up"],
             "absent.toml: no such file; name another with --node, or use --profile NAME without a file",
@@ -232,6 +249,35 @@ def test_without_a_node_file_it_says_what_to_do(dsv41: Callable[..., Result], tm
 def test_wrong_usage_is_one_line(dsv41: Callable[..., Result], arguments: list[str], line: str) -> None:
     """Exit code 2; nothing on standard output."""
     assert dsv41(*arguments) == Result(2, "", f"dsv41: {line}\n")
+
+
+@pytest.mark.parametrize(
+    "address", ["localhost:9090", "ftp://host", "http://", "http://host:port", "http://host:99999"]
+)
+def test_an_address_has_a_scheme_and_a_host(dsv41: Callable[..., Result], address: str) -> None:
+    done = dsv41("--profile", "embedded", "top", "--once", "--prometheus", address)
+    assert (done.code, done.out) == (2, "")
+    assert f"'{address}' is no address" in done.err
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["bench", "run", "single", "--out", "x.json"],
+        ["bench", "scaling", "--out", "x.json"],
+        ["bench", "handoff", "--out", "x.json"],
+        ["bench", "soak", "--out", "x.json"],
+        ["metrics", "record", "--to", "pages"],
+    ],
+)
+def test_what_measures_says_that_nothing_runs(dsv41: Callable[..., Result], tmp_path: Path, verb: list[str]) -> None:
+    """Not that the tokenizer is missing, which a start makes, nor what the tasks of a load ended with."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]  # nothing answers there once it is closed
+    quiet = ("--set", f"router.port={port}", "--set", f"node.state_dir={tmp_path / 'state'}")
+    done = dsv41("--profile", "embedded", *quiet, *verb)
+    line = f"http://127.0.0.1:{port}: nothing answers; start it with `dsv41 up`, or see `dsv41 status`"
+    assert done == Result(2, "", f"dsv41: {line}\n")
 
 
 def test_help_is_there_without_a_command(dsv41: Callable[..., Result]) -> None:

@@ -85,10 +85,10 @@ def test_every_page_of_a_node_has_a_target(tmp_path: Path) -> None:
 def test_without_a_stack_nothing_is_recorded(tmp_path: Path) -> None:
     said: list[str] = []
     plan = fake_plan(tmp_path)
-    with pytest.raises(InputError, match="start the stack"):
+    with pytest.raises(InputError, match="nothing answers; start it with `dsv41 up`"):
         asyncio.run(record_pages(plan, targets_of(plan, SPEC)[:3], tmp_path / "pages", said.append, rounds=1))
-    assert len(said) == 3
-    assert all("does not answer" in line for line in said)
+    assert said == []
+    assert [*(tmp_path / "pages").iterdir()] == []
 
 
 def test_what_is_known_has_types_and_labels_of_pages_and_declarations(tmp_path: Path) -> None:

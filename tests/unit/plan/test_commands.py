@@ -151,7 +151,7 @@ MEANT: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
                 **CPU,
                 **DECODE,
                 "disaggregation_bootstrap_port": 30198,
-                "disaggregation_decode_retraction_backup": "none",
+                "disaggregation_decode_retraction_backup": "cpu_tensor",
             },
         },
         "single": {"single": {**CPU, **FIRST, "chunked_prefill_size": 2048}},

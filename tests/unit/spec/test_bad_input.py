@@ -325,9 +325,23 @@ def test_an_unknown_profile(write_node: Write, name: str, remedy: str) -> None:
 
 def test_no_profile_at_all(write_node: Write) -> None:
     """The names to choose from are said."""
-    line = "--profile, key profile: no profile is named; name one of: b200x8, embedded, gb300x4, h200x2-rank, h200x8, rtxpro6000x8"
-    assert complain(write_node("[router]\nport = 31000\n")) == line
-    assert complain(None) == line
+    line = "no profile is named; name one of: b200x8, embedded, gb300x4, h200x2-rank, h200x8, rtxpro6000x8"
+    path = write_node("[router]\nport = 31000\n")
+    assert complain(path) == f"{path}, key profile: {line}"
+    assert complain(None) == f"--profile: {line}"
+
+
+def test_an_engine_that_is_nearly_one_of_a_shape(write_node: Write) -> None:
+    """Said once, as the engine it was meant for, not as three keys that it lacks."""
+    path = write_node('profile = "embedded"\n[engines.prefil]\nport = 31000\n')
+    assert complain(path) == f"{path}, key engines.prefil: no shape runs this engine; did you mean 'prefill'?"
+
+
+def test_an_engine_that_a_shape_names_lacks_keys(write_node: Write) -> None:
+    path = write_node(
+        'profile = "embedded"\n[engines.second]\nport = 31000\nrole = "decode"\ntp = 1\n[shapes]\ntwo = ["prefill", "second"]\n'
+    )
+    assert complain(path).startswith(f"{path}, key engines.second.max_running_requests: is missing; add it")
 
 
 def test_no_toml(write_node: Write) -> None:
