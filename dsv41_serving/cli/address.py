@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from click import Context, Parameter
 
 
-class Address(click.ParamType):
+class Address(click.ParamType[str]):
     """Base URL of an HTTP server; anything else is refused before it is asked."""
 
     name = "url"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Verdict = Literal["pass", "MISS", "skip"]
 Need = Literal["answers", "engines", "router"]
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ def _choose_ports() -> dict[str, int]:
 PORTS = _choose_ports()
 MODEL = "deepseek-v4.1-flash"
 START_TIMEOUT_S = 400.0
+BUSY = 4.0
 
 
 @dataclass
@@ -82,7 +83,7 @@ class StackUnderTest:
 
     def check_contract(self, *arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:
         """Return the exit code of `contract check` and its clauses by name."""
-        done = self.run("contract", "check", "--json", *arguments)
+        done = self.run("contract", "check", "--json", *arguments, timeout=2 * START_TIMEOUT_S)
         assert done.stdout, done.stderr
         return done.returncode, {row["clause"]: row for row in json.loads(done.stdout)["clauses"]}
 
@@ -113,7 +114,7 @@ class StackUnderTest:
 
     def metric(self, service: str, name: str) -> float:
         port = PORTS[f"engines.{service}.port"]
-        page = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
+        page = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=60).text
         return sum(
             float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith((f"{name}{{", f"{name} "))
         )
@@ -126,7 +127,11 @@ class StackUnderTest:
 
 
 def wait_until(condition: Any, timeout_s: float, what: str) -> None:
-    """Poll `condition` until it holds; fail with `what` when it never does."""
+    """Poll `condition` until it holds; fail with `what` when it never does.
+
+    `timeout_s` is ample on a quiet machine; one that runs other tests as well gets `BUSY` times as much.
+    """
+    timeout_s *= BUSY
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if condition():

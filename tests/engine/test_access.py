@@ -57,7 +57,7 @@ def test_no_key_and_a_wrong_key_are_401_and_the_key_is_200(guarded: StackUnderTe
 
 @pytest.mark.usefixtures("guarded")
 def test_workers_cannot_be_added_without_the_key() -> None:
-    answer = httpx.post(f"{URL}/workers", json={"url": "http://127.0.0.1:1"}, verify=False, timeout=30)  # noqa: S501 the status counts
+    answer = httpx.post(f"{URL}/workers", json={"url": "http://127.0.0.1:1"}, verify=False, timeout=120)  # noqa: S501 the status counts
     assert answer.status_code == 401
 
 

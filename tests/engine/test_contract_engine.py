@@ -274,5 +274,5 @@ def test_bad_requests_name_the_place_in_openais_shape() -> None:
         assert (error["param"], error["code"]) == (param, code), error
     broken = httpx.post(f"{ENGINE_URLS['decode']}{CHAT}", content="{", headers={"content-type": "application/json"})
     assert (broken.status_code, broken.json()["error"]["code"]) == (400, "invalid_json")
-    alone = httpx.post(f"{ENGINE_URLS['decode']}{CHAT}", json={"messages": HELLO}, timeout=60)
+    alone = httpx.post(f"{ENGINE_URLS['decode']}{CHAT}", json={"messages": HELLO}, timeout=120)
     assert alone.json()["error"]["message"].endswith("send requests to the router")

@@ -63,14 +63,14 @@ def test_errors_reach_the_client_whole(stack: StackUnderTest, *, stream: bool) -
 def test_other_apis(stack: StackUnderTest, front: str) -> None:
     """The router passes both on; thinking can be turned off in the words of each."""
     url = stack.url if front == "router" else ENGINE
-    messages = httpx.post(f"{url}/v1/messages", json={"model": MODEL, "messages": HELLO, "max_tokens": 8}, timeout=60)
+    messages = httpx.post(f"{url}/v1/messages", json={"model": MODEL, "messages": HELLO, "max_tokens": 8}, timeout=120)
     assert messages.json()["model"] == MODEL
     assert messages.json()["content"][0]["type"] == "thinking"
     plain = {"model": MODEL, "messages": HELLO, "max_tokens": 8, "thinking": {"type": "disabled"}}
-    assert httpx.post(f"{url}/v1/messages", json=plain, timeout=60).json()["content"][0]["type"] == "text"
+    assert httpx.post(f"{url}/v1/messages", json=plain, timeout=120).json()["content"][0]["type"] == "text"
     asked = {"model": MODEL, "input": "Say yes.", "max_output_tokens": 8}
-    responses = httpx.post(f"{url}/v1/responses", json=asked, timeout=60).json()
+    responses = httpx.post(f"{url}/v1/responses", json=asked, timeout=120).json()
     assert responses["model"] == MODEL
     assert responses["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
-    at_once = httpx.post(f"{url}/v1/responses", json={**asked, "reasoning": {"effort": "none"}}, timeout=60).json()
+    at_once = httpx.post(f"{url}/v1/responses", json={**asked, "reasoning": {"effort": "none"}}, timeout=120).json()
     assert at_once["output"][0]["type"] == "message"

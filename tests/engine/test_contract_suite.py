@@ -60,7 +60,7 @@ def test_prefill_encodes_as_the_golden_file_says(stack: StackUnderTest, encoder:
     """The chat path itself: the prompt ids that go into the model."""
     assert stack.record("prefill").alive
     body = {"model": MODEL, **case.request, "max_tokens": 1, "return_prompt_token_ids": True, **NO_PEER}
-    response = httpx.post(_url("prefill", "/v1/chat/completions"), json=body, timeout=60)
+    response = httpx.post(_url("prefill", "/v1/chat/completions"), json=body, timeout=120)
     if case.refused or case.images:
         assert response.status_code == 400
         assert response.json()["error"]["message"]
@@ -75,7 +75,7 @@ def test_prefill_encodes_as_the_golden_file_says(stack: StackUnderTest, encoder:
 )
 def test_decode_encodes_as_the_golden_file_says(stack: StackUnderTest, encoder: Any, case: goldens.Golden) -> None:
     assert stack.record("decode").alive
-    response = httpx.post(_url("decode", "/tokenize"), json={"model": MODEL, **case.request}, timeout=60)
+    response = httpx.post(_url("decode", "/tokenize"), json={"model": MODEL, **case.request}, timeout=120)
     ids = tuple(response.json()["tokens"])
     assert goldens.compare(case, Encoding(encoder.decode(ids), ids), encoder.spell, by="decode") == []
 

@@ -90,7 +90,7 @@ def test_packed_hand_offs_give_the_same_answers_and_leave_nothing_behind(node: S
         return str(reply.json()["choices"][0]["text"])
 
     def count() -> tuple[dict[str, float], float]:
-        page = read_page(httpx.get(f"http://127.0.0.1:{PORTS['engines.prefill.port']}/metrics", timeout=10).text)
+        page = read_page(httpx.get(f"http://127.0.0.1:{PORTS['engines.prefill.port']}/metrics", timeout=60).text)
         paths = {
             path: page.get(f"dsv41_handoff_transfers_total{{{path}}}", 0.0) for path in ("packed", "stock", "mixed")
         }

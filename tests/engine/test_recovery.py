@@ -88,7 +88,7 @@ def test_killed_engine_gives_clients_an_error_and_the_pair_restarts(stack: Stack
     wait_until(lambda: callers[0].chunks > 3, 60, "the stream has begun")
     killed = stack.kill(victim)
     for caller in callers:
-        caller.join(60)
+        caller.join(120)
         assert not caller.is_alive(), "a client is left hanging"
         assert not caller.finished, "a broken answer must not look complete"
     assert callers[1].problem, "the whole-answer client got no error"

@@ -158,7 +158,7 @@ def test_cancelled_stream_frees_its_kv_on_both_sides(stack: StackUnderTest) -> N
         "stream": True,
         **PLAIN,
     }
-    with httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=body, timeout=120) as response:
         lines = response.iter_lines()
         first = [next(lines) for _ in range(6)]
         wait_until(lambda: stack.metric("decode", "sglang:num_running_reqs") == 1, 20, "decode runs the request")

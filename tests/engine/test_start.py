@@ -114,7 +114,7 @@ def test_router_started_first_waits_and_serves_and_a_running_role_is_not_started
         reply = httpx.post(
             f"{node.url}/v1/chat/completions",
             json={"model": MODEL, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8},
-            timeout=60,
+            timeout=120,
         )
         assert reply.status_code == 200
         wait_until(lambda: said["decode"].has("WATCHDOG=1"), 30, "the watchdog is fed")
@@ -145,7 +145,7 @@ def test_interrupted_foreground_up_takes_the_start_back(node: StackUnderTest) ->
 
     wait_until(loading, 120, "an engine is loading")
     process.send_signal(signal.SIGINT)
-    output = process.communicate(timeout=60)[0].decode()
+    output = process.communicate(timeout=120)[0].decode()
     assert process.returncode == 0, output
     assert "loading weights" in output
     assert processes_of(records) == []

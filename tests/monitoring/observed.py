@@ -117,7 +117,7 @@ class ObservedStack:
 
     def ask(self, expr: str) -> list[dict[str, Any]]:
         """Return the answer to one instant query."""
-        body = httpx.get(f"{self.prometheus_url}/api/v1/query", params={"query": expr}, timeout=10).json()
+        body = httpx.get(f"{self.prometheus_url}/api/v1/query", params={"query": expr}, timeout=60).json()
         assert body["status"] == "success", f"{expr}: {body}"
         result: list[dict[str, Any]] = body["data"]["result"]
         return result
