@@ -24,16 +24,19 @@ if TYPE_CHECKING:
 
 _SHARES = tuple(number / 100 for number in range(1, 100))
 _SHOWN = (0.1, 0.5, 0.9, 0.99)
+_CHARTS = '<div class="charts">'  # those that follow each other stand side by side where there is room
 _STYLE = """
 :root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
 table { border-collapse: collapse; margin: 1rem 0; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid #8884; }
 th:first-child, td:first-child, .facts th, .facts td, .differences :nth-child(2) { text-align: left; }
+.table td + td { white-space: nowrap; }
 .wide { overflow-x: auto; }
 .slower { color: #d1495b; }
 .faster { color: #2e8b57; }
 svg { width: 100%; max-width: 44rem; height: auto; display: block; margin: 1rem 0; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); gap: 0 1.5rem; }
 code { background: #8882; padding: .1rem .3rem; border-radius: .2rem; overflow-wrap: anywhere; }
 .note { border-left: .25rem solid #c77d0a; padding-left: .8rem; }
 """
@@ -107,18 +110,18 @@ def _say_where(result: ResultSet) -> str:
     machine, versions = made.get("machine", {}), made.get("versions", {})
     gpus = made.get("gpus") or "no GPU"
     load = f", load {machine['load']:g} on {machine.get('cores')} cores" if "load" in machine else ""
+    scale = deployed.get("scale", 1.0)
+    lengths = "" if scale == 1.0 else f" Lengths are {scale:g} times those of the scenarios."
     return (
         f"{deployed.get('profile')} / {deployed.get('shape')}, through the {deployed.get('through')}; "
         f"{machine.get('cpu')}, {gpus}{load}; SGLang {versions.get('sglang')}, NIXL {versions.get('nixl')}; {made.get('date')}; "
-        f"{len(result.launches)} {'launch' if len(result.launches) == 1 else 'launches'}."
+        f"{len(result.launches)} {'launch' if len(result.launches) == 1 else 'launches'}.{lengths}"
     )
 
 
 def _tabulate_medians(result: ResultSet, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    head = ("scenario", "requests", "rounds", *(TITLES[metric] for metric in METRICS), "of the roofline")
-    rows = [head]
-    scale = result.deployment.get("scale", 1.0)
-    scaled = "" if scale == 1.0 else f", lengths x {scale:g}"
+    titles = [TITLES[metric] for metric in METRICS]
+    rows = [("scenario", "requests", "tokens in + out", "rounds", *titles, "of the roofline")]
     for name in names:
         runs = result.runs_of(name)
         cells = []
@@ -126,9 +129,11 @@ def _tabulate_medians(result: ResultSet, names: Sequence[str]) -> tuple[tuple[st
             values = [run.metrics()[metric] for run in runs if metric in run.metrics()]
             cells.append(_say_value(statistics.median(values)) if values else "-")
         rounds = sum(len(run.rounds) for run in runs)
-        requests = len(runs[0].rounds[0].answers)
+        answers = runs[0].rounds[0].answers
+        lengths = f"{runs[0].input_tokens / len(answers):,.0f} + {sum(answers) / len(answers):,.0f}"
         cells.append(_say_share(runs))
-        rows.append((f"{name}: {runs[0].says}{scaled}", f"{requests} ({runs[0].at_once} at once)", str(rounds), *cells))
+        requests = f"{len(answers)} ({runs[0].at_once} at once)"
+        rows.append((f"{name}: {runs[0].says}", requests, lengths, str(rounds), *cells))
     return tuple(rows)
 
 
@@ -258,8 +263,10 @@ def _write_html(title: str, blocks: Sequence[Block]) -> str:
             body = "".join(f"<tr>{''.join(f'<td>{_inline(cell)}</td>' for cell in row)}</tr>" for row in rows)
             table = f'<table class="{block.kind}"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>'
             parts.append(f'<div class="wide">{table}</div>')
+        elif block.kind == "chart" and parts[-1].startswith(_CHARTS):
+            parts[-1] = f"{parts[-1].removesuffix('</div>')}{block.text}</div>"
         elif block.kind == "chart":
-            parts.append(block.text)
+            parts.append(f"{_CHARTS}{block.text}</div>")
         else:
             parts.append(f"<p>{_inline(block.text)}</p>")
     return (

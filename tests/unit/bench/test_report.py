@@ -132,3 +132,21 @@ def test_the_verb_writes_both_files(tmp_path: Path) -> None:
     assert done.exit_code == 0
     assert re.match(r"# embedded pair\n", (tmp_path / "page/report.md").read_text(encoding="utf-8"))
     assert "<h1>embedded pair</h1>" in (tmp_path / "page/report.html").read_text(encoding="utf-8")
+
+
+def test_scaled_lengths_are_told_as_they_were_sent() -> None:
+    """What a scenario says of itself are its lengths at scale 1. Two requests: 100 tokens in, 11 out each."""
+    runs = [make_run(rounds=[make_round(0.0125)])]
+    blocks = describe_set(make_set(runs, scale=0.25))
+    head, row = next(block.rows for block in blocks if block.kind == "table")
+    assert row[head.index("tokens in + out")] == "50 + 11"
+    assert "Lengths are 0.25 times those of the scenarios." in blocks[0].text
+    assert "Lengths" not in describe_set(make_set(runs))[0].text
+
+
+def test_charts_that_follow_each_other_stand_side_by_side() -> None:
+    charts = [Block("chart", draw_chart(name, "x", "y", [])) for name in ("one", "two", "three")]
+    _, html = write_pages("page", [*charts[:2], Block("heading", "next"), charts[2]])
+    rows = html.split('<div class="charts">')[1:]
+    assert [row.count("<svg") for row in rows] == [2, 1]
+    assert read(html)
