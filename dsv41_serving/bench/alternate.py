@@ -34,8 +34,9 @@ def launch_in_turn(
     order = order_launches(len(arguments), launches)
     for number, index in enumerate(order, 1):
         say(f"launch {number} of {len(order)}: {' '.join(arguments[index])}")
+        # Outside: a start that fails has stopped what it started, and one that is refused found what somebody else started.
+        _call(arguments[index], ["up", "--detach"], _START_S)
         try:
-            _call(arguments[index], ["up", "--detach"], _START_S)
             kept[index].append(measure(index))
         finally:
             _call(arguments[index], ["down"], _STOP_S)

@@ -193,6 +193,20 @@ def test_what_was_started_is_stopped_even_when_the_measurement_fails(monkeypatch
     assert calls == [("a", "up"), ("a", "down")]
 
 
+def test_what_somebody_else_started_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that is refused because the stack runs already, or fails, leaves nothing of its own behind."""
+    calls: list[str] = []
+
+    def call(_options: Sequence[str], verb: Sequence[str], _timeout_s: float) -> None:
+        calls.append(verb[0])
+        raise GateError("the stack is already up")
+
+    monkeypatch.setattr("dsv41_serving.bench.alternate._call", call)
+    with pytest.raises(GateError, match="already up"):
+        launch_in_turn([["a"], ["b"]], 2, pytest.fail, lambda _: None)
+    assert calls == ["up"]
+
+
 def test_launches_come_back_by_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dsv41_serving.bench.alternate._call", lambda *_: None)
     launch = make_set([make_run()]).launches[0]

@@ -108,9 +108,19 @@ def test_the_page_shows_the_committed_results() -> None:
     assert "\n".join(table) in (root / "dsv41_serving/bench/README.md").read_text(encoding="utf-8")
 
 
-def test_the_soak_was_sound() -> None:
+@pytest.mark.parametrize(
+    ("name", "handoffs", "retracted", "restarts"),
+    [("soak", 9_899, 826, {"decode": 1, "prefill": 1}), ("soak_long", 288, 32, {})],
+)
+def test_the_soaks_were_sound(name: str, handoffs: int, retracted: int, restarts: dict[str, int]) -> None:
     """And as large as the page says."""
-    path = Path(__file__).parents[3] / "deploy/results/handoff/soak.json"
-    soak = json.loads(path.read_text(encoding="utf-8"))
+    root = Path(__file__).parents[3]
+    soak = json.loads((root / f"deploy/results/handoff/{name}.json").read_text(encoding="utf-8"))
+    outcome = soak["outcome"]
     assert soak["sound"]
-    assert soak["outcome"]["handoffs"] == {"packed": 523}
+    assert (outcome["handoffs"], outcome["retracted"], outcome["restarts"]) == (
+        {"packed": handoffs},
+        retracted,
+        restarts,
+    )
+    assert f"{handoffs:,}" in (root / "dsv41_serving/bench/README.md").read_text(encoding="utf-8")
