@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from dsv41_serving.preflight.checkpoint import read_checkpoint
 from dsv41_serving.preflight.traces import read_traces
 from dsv41_serving.resources import lock_file
 from dsv41_serving.transport.baseline import keep_baseline
+from dsv41_serving.transport.proof import read_proof
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,8 +35,9 @@ def gather_scene(
 ) -> Scene:
     """Return what the checks look at, for the description `loaded` on the machine `facts` read below `root`.
 
-    On the machine itself, not below another root, the hand-off is measured when its baseline is absent or stale and there is a
-    state directory to keep it in; `arguments` are the global options that mean this node.
+    On the machine itself, not below another root, the hand-off is measured when its baseline is absent or stale, there is a
+    state directory to keep it in, and nothing serves: beside what serves it would measure that, and find its memory taken.
+    `arguments` are the global options that mean this node.
 
     A description that does not fit the machine is part of the scene, not an error. Raises InputError for a manifest that
     does not exist and for a malformed file of the kernel.
@@ -45,14 +48,16 @@ def gather_scene(
         made = make_plan(loaded, facts, Installation(python=python))
     except InputError as error:
         problem = error
+    traces = read_traces(spec.node.state_dir)
     hand_off_problem = ""
-    if made is not None and root == Path("/") and Path(made.state_dir).is_dir():
+    if made is not None and root == Path("/") and Path(made.state_dir).is_dir() and not traces.running:
         try:
             keep_baseline(spec, made, facts, arguments=arguments, say=lambda _: None)
         except GateError as error:
             hand_off_problem = str(error)
         except InputError:
             pass  # nothing is known of the model, or the state directory is not ours: other checks say that
+        traces = replace(traces, transport=read_proof(made.state_dir))
     places = {"state": spec.node.state_dir, "cache": spec.node.cache_dir, "temporary": tempfile.gettempdir()}
     if spec.model.path:
         places["model"] = spec.model.path
@@ -76,7 +81,7 @@ def gather_scene(
         capacity=_estimate(spec, facts),
         packages=read_packages(lock_file()),
         copying=try_copying(spec.node.user if os.geteuid() == 0 and spec.node.user in host.users else ""),
-        traces=read_traces(spec.node.state_dir),
+        traces=traces,
         hand_off_problem=hand_off_problem,
     )
 

@@ -130,10 +130,11 @@ def judge_hand_off(scene: Scene) -> Outcome | None:
     proof = scene.traces.transport
     if scene.hand_off_problem:
         return failed(scene.hand_off_problem, "dsv41 transport prove")
-    if proof is None:
-        return warned("never measured on this node", "dsv41 transport prove")
-    if stale := explain_stale(proof, scene.plan, scene.facts):
-        return warned(stale, "dsv41 transport prove")
+    problem = "never measured on this node" if proof is None else explain_stale(proof, scene.plan, scene.facts)
+    if scene.traces.running and problem:
+        return passed(f"{problem}; the next start measures it, not beside what serves")
+    if proof is None or problem:
+        return warned(problem, "dsv41 transport prove")
     if proof.reason:
         # Sockets between GPUs are a fall-back that nobody chose; between processes of a laptop they are slow, and work.
         outcome = failed if scene.on_gpus and proof.lane == "tcp" else warned

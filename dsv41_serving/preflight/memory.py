@@ -50,6 +50,8 @@ def judge_shm(scene: Scene) -> Outcome | None:
     free, needed = scene.facts.memory.shm_free_bytes, scene.spec.memory.shm_bytes
     if free is None:
         return failed("there is no shared memory", "sudo mount -t tmpfs tmpfs /dev/shm")
+    if scene.traces.running:
+        return None  # what serves has its part of it
     if free < needed:
         size = max(1, -(-needed // (1 << 30)) * 2)
         return failed(f"{gib(free)} free, {gib(needed)} needed", f"sudo mount -o remount,size={size}G /dev/shm")
@@ -114,7 +116,7 @@ def judge_huge_pages(scene: Scene) -> Outcome | None:
 def judge_engram(scene: Scene) -> Outcome | None:
     """Return whether host memory holds every copy of the Engram tables, next to everything else."""
     memory = scene.spec.memory
-    if memory.engram not in {"host_shared", "host_per_rank"}:
+    if memory.engram not in {"host_shared", "host_per_rank"} or scene.traces.running:
         return None
     engines = scene.spec.active_engines()
     copies = sum(engine.tp if memory.engram == "host_per_rank" else 1 for engine in engines.values())

@@ -502,6 +502,25 @@ def test_what_runs_here_holds_its_ports_and_gpus_by_right(node: Scene) -> None:
     assert "gpu.used" in run_checks(running).not_applicable
 
 
+def test_beside_what_serves_its_memory_is_no_shortage_and_the_hand_off_is_not_measured(
+    facts_of: Callable[[str], Facts],
+) -> None:
+    """So an upgrade can ask the new release while the old one serves."""
+    idle = on.good_scene(facts_of("two-socket-8gpu"), "h200x8", HOST_TABLES)
+    full = on.facts(memory=idle.facts.memory.model_copy(update={"available_bytes": GIB, "shm_free_bytes": GIB}))(idle)
+    full = proof(kernel_release="older")(full)
+    assert {"memory.engram", "memory.shm"} <= {
+        row.check for row in run_checks(full).answers if row.outcome.verdict == "fail"
+    }
+    assert ask(full, "links.hand-off").verdict == "warn"
+    beside = on.traces(running=("prefill",))(full)
+    assert {"memory.engram", "memory.shm", "memory.host"} <= set(run_checks(beside).not_applicable)
+    found = ask(beside, "links.hand-off")
+    assert (found.verdict, found.seen) == (
+        "pass", "measured before the kernel or the driver changed; the next start measures it, not beside what serves"
+    )  # fmt: skip
+
+
 def test_a_hand_off_to_another_host_needs_no_proof_on_this_one(facts_of: Callable[[str], Facts]) -> None:
     """`dsv41 transport prove` moves memory within one host; the gate of the router sees what moves between them."""
     layout = (
