@@ -36,6 +36,8 @@ def release_list(releases: Releases, as_json: bool) -> None:  # noqa: FBT001 - c
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
+    if not rows:
+        click.echo(f"no release is installed below {releases.root}")
     for row in rows:
         note = f"  gave up: {row['failed']}" if row["failed"] else ""
         click.echo(f"{'*' if row['current'] else ' '} {row['name']}{note}")

@@ -168,6 +168,7 @@ def status(context: Context, as_json: bool) -> None:  # noqa: FBT001
 def drain(context: Context, timeout_s: float | None, undo: bool, as_json: bool) -> None:  # noqa: FBT001
     """Send new requests away with 503 and wait until those inside have finished; everything stays up."""
     from dsv41_serving.run.door import open_door  # noqa: PLC0415
+    from dsv41_serving.run.drain import refuse_starting  # noqa: PLC0415
 
     made, _ = context.plan()
     _refuse_without_router(made, "drain")
@@ -175,6 +176,7 @@ def drain(context: Context, timeout_s: float | None, undo: bool, as_json: bool) 
         asyncio.run(open_door(made))
         click.echo("open: requests are served")
         return
+    refuse_starting(made)
     with telling("the router stays closed; `dsv41 drain` waits again, `dsv41 drain --undo` opens it"):
         done = _drain(made, timeout_s)
     if as_json:

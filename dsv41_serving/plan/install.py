@@ -20,17 +20,23 @@ if TYPE_CHECKING:
 
 # Below them a unit sees nothing: ProtectHome=yes.
 _HOMES = ("/home", "/root", "/run/user")
+_PLACES = {"node.state_dir": "/var/lib/dsv41", "node.cache_dir": "/var/cache/dsv41"}
 
 
 def refuse_home(plan: Plan) -> None:
     """Raise InputError when the directories of `plan` lie in somebody's home, which its hardened units cannot see."""
-    for key, directory in (("state_dir", plan.state_dir), ("cache_dir", plan.cache_dir)):
-        if any(Path(directory).is_relative_to(home) for home in _HOMES):
-            raise InputError(
-                f"'{directory}' is in a home directory, which the units may not enter",
-                where=f"key node.{key}",
-                remedy="set it to /var/lib/dsv41 or /var/cache/dsv41, for example",
-            )
+    hidden = {
+        key: directory
+        for key, directory in (("node.state_dir", plan.state_dir), ("node.cache_dir", plan.cache_dir))
+        if any(Path(directory).is_relative_to(home) for home in _HOMES)
+    }
+    if hidden:
+        options = " ".join(f"--set {key}={_PLACES[key]}" for key in hidden)
+        raise InputError(
+            f"{' and '.join(map(repr, hidden.values()))}: in a home directory, which the units may not enter",
+            where=f"key {' and '.join(hidden)}",
+            remedy=f"set it in the node file, or here: dsv41 {options} ... render",
+        )
 
 
 def write_files(plan: Plan, root: Path) -> list[Path]:

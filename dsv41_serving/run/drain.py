@@ -11,7 +11,9 @@ import httpx
 
 from dsv41_serving.check.access import find_access, find_engine_access, open_client
 from dsv41_serving.check.metrics import HAND_OFF_QUEUES, HTTP_ACTIVE, QUEUED, RUNNING, MetricsPage, scrape
+from dsv41_serving.errors import GateError
 from dsv41_serving.run.door import close_door
+from dsv41_serving.run.record import Records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +36,21 @@ class Drained:
     left: str
     """What the engines still hold all the same; '' when nothing."""
     seconds: float
+
+
+def refuse_starting(plan: Plan) -> None:
+    """Raise GateError while a service of `plan` starts: its router would open by itself after the drain."""
+    starting = [
+        f"{record.name}: {record.phase}"
+        for record in Records(plan.state_dir).read_services(plan)
+        if record.supervised and record.state in {"waiting", "starting"}
+    ]
+    if starting:
+        raise GateError(
+            f"still starting, {'; '.join(starting)}",
+            where=f"node {plan.node}",
+            remedy="drain it once `dsv41 status` says ready, or stop it: systemctl stop dsv41.target, `dsv41 down`",
+        )
 
 
 async def drain_node(plan: Plan, timeout_s: float, show: Callable[[str], None]) -> Drained:

@@ -320,6 +320,19 @@ def test_status_of_nothing(dsv41: Callable[..., Result], tmp_path: Path) -> None
     assert (empty.code, empty.json) == (1, [])
 
 
+def test_releases_are_listed_or_said_to_be_absent(dsv41: Callable[..., Result], tmp_path: Path) -> None:
+    """An empty answer would leave open whether the right directory was asked."""
+    release = ("release", "--directory", tmp_path)
+    assert dsv41(*release, "list") == Result(0, f"no release is installed below {tmp_path}\n", "")
+    assert dsv41(*release, "list", "--json").json == []
+    for name in ("a", "b"):
+        (tmp_path / "releases" / name).mkdir(parents=True)
+        (tmp_path / "releases" / name / ".complete").touch()
+    (tmp_path / "releases" / "b" / "failed").write_text("no gate\n")
+    (tmp_path / "current").symlink_to("releases/a")
+    assert dsv41(*release, "list") == Result(0, "* a\n  b  gave up: no gate\n", "")
+
+
 def test_status_is_good_when_everything_is_ready(dsv41: Callable[..., Result], tmp_path: Path) -> None:
     """Exit code 0; one service that is not ready makes it 1 and is said."""
     records = Records(tmp_path)

@@ -152,8 +152,17 @@ def test_unusable_stored_plan_is_one_line(tmp_path: Path, text: str | None, prob
 def test_directories_in_a_home_are_refused(two_sockets: Facts) -> None:
     """The units cannot see them."""
     refuse_home(plan_for(two_sockets, "h200x8"))
-    with pytest.raises(InputError, match=r"key node.cache_dir: '/root/cache' is in a home directory"):
+    with pytest.raises(InputError, match=r"key node.cache_dir: '/root/cache': in a home directory"):
         refuse_home(plan_for(two_sockets, "h200x8", "node.cache_dir=/root/cache"))
+    # The embedded profile for root has both there; one command mends both.
+    with pytest.raises(InputError) as refused:
+        refuse_home(plan_for(two_sockets, "h200x8", "node.state_dir=/root/a", "node.cache_dir=/root/b"))
+    assert str(refused.value).startswith(
+        "key node.state_dir and node.cache_dir: '/root/a' and '/root/b': in a home directory"
+    )
+    assert "dsv41 --set node.state_dir=/var/lib/dsv41 --set node.cache_dir=/var/cache/dsv41 ... render" in str(
+        refused.value
+    )
 
 
 def test_secrets_arrive_as_credentials_and_only_then_the_router_is_open(two_sockets: Facts) -> None:

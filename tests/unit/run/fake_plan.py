@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 from contextlib import ExitStack
@@ -10,11 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dsv41_serving.plan.model import Placement, Plan, ServedModel, Service
+from dsv41_serving.run.record import Records, ServiceRecord, own_start_ticks
 from dsv41_serving.spec.model import Contract
 from dsv41_serving.spec.monitoring import Monitoring
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from dsv41_serving.run.record import ServiceState
 
 PROGRAM = Path(__file__).with_name("fake_service.py")
 ANYWHERE = Placement(gpus=(), numa_node=None, cpus=())
@@ -91,3 +95,24 @@ def fake_plan(
         memory=(),
         files=(),
     )
+
+
+def record_services(plan: Plan, **states: ServiceState) -> None:
+    """Record every service of `plan` as looked after by this process, ready unless `states` says otherwise."""
+    for service in plan.services:
+        state = states.get(service.name, "ready")
+        record = ServiceRecord(
+            name=service.name,
+            kind=service.kind,
+            state=state,
+            phase=state,
+            supervisor_pid=os.getpid(),
+            supervisor_start_ticks=own_start_ticks(),
+            port=service.port,
+            url=service.url,
+            metrics_url=service.metrics_url,
+            model=plan.served_model_name,
+            started_at=0.0,
+            phase_at=0.0,
+        )
+        Records(plan.state_dir).write_service(record)

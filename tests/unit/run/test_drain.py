@@ -9,9 +9,10 @@ import httpx
 import pytest
 
 from dsv41_serving.check.metrics import MetricsPage
+from dsv41_serving.errors import GateError
 from dsv41_serving.run import drain
-from dsv41_serving.run.drain import describe_work, wait_until_idle
-from tests.unit.run.fake_plan import fake_plan
+from dsv41_serving.run.drain import describe_work, refuse_starting, wait_until_idle
+from tests.unit.run.fake_plan import fake_plan, record_services
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,6 +71,19 @@ def test_the_scheduler_itself_is_asked(
     monkeypatch.setattr(drain, "open_client", lambda *_: httpx.AsyncClient(transport=httpx.MockTransport(answer)))
     service = fake_plan(tmp_path).service("decode")
     assert asyncio.run(wait_until_idle(service, 0.0, lambda _: None)) == left
+
+
+def test_a_node_that_is_still_starting_is_not_drained(tmp_path: Path) -> None:
+    """Its router would open by itself a moment later."""
+    plan = fake_plan(tmp_path)
+    record_services(plan)
+    refuse_starting(plan)
+    record_services(plan, decode="starting", router="waiting")
+    with pytest.raises(GateError) as refused:
+        refuse_starting(plan)
+    assert str(refused.value).startswith("node test: still starting, decode: starting; router: waiting; drain it once")
+    record_services(plan, decode="failed", router="stopped")
+    refuse_starting(plan)
 
 
 def test_an_engine_that_does_not_answer_has_nothing_left(tmp_path: Path) -> None:

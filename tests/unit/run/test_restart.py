@@ -11,40 +11,18 @@ from dsv41_serving.errors import GateError, InputError
 from dsv41_serving.facts import read_process
 from dsv41_serving.facts.model import Process
 from dsv41_serving.run import restart
-from dsv41_serving.run.record import Records, ServiceRecord, own_start_ticks
 from dsv41_serving.run.restart import restart_services
-from tests.unit.run.fake_plan import fake_plan
+from tests.unit.run.fake_plan import fake_plan, record_services
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dsv41_serving.plan import Plan
 
 SYSTEMCTL = """#!/bin/sh
 echo "$@" >> {log}
 [ "$1" = restart ] && echo "Access denied" >&2
 [ "$1" != restart ] || exit {status}
 """
-
-
-def record_services(plan: Plan) -> None:
-    """Record every service as looked after by this process."""
-    for service in plan.services:
-        record = ServiceRecord(
-            name=service.name,
-            kind=service.kind,
-            state="ready",
-            phase="ready",
-            supervisor_pid=os.getpid(),
-            supervisor_start_ticks=own_start_ticks(),
-            port=service.port,
-            url=service.url,
-            metrics_url=service.metrics_url,
-            model=plan.served_model_name,
-            started_at=0.0,
-            phase_at=0.0,
-        )
-        Records(plan.state_dir).write_service(record)
 
 
 @pytest.fixture
