@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import platform
 import re
 import shutil
@@ -142,11 +143,12 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 def _collect(content: Path) -> None:
     """Fetch every locked package as a wheel, by the lock's hashes, and pin the requirements to exactly these files.
 
-    A package that exists as source alone is built here, so that the node needs no compiler.
+    A package that exists as source alone is built here, so that the node needs no compiler. The lock has chosen: constraints that
+    this machine sets for pip do not apply.
     """
     requirements = content / "requirements.txt"
     _run([sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes",
-          "--wheel-dir", str(content / "wheels"), "--requirement", str(requirements)])  # fmt: skip
+          "--wheel-dir", str(content / "wheels"), "--requirement", str(requirements)], PIP_CONSTRAINT=os.devnull)  # fmt: skip
     lines = []
     for wheel in sorted((content / "wheels").glob("*.whl")):
         name, release = wheel.name.split("-")[:2]
@@ -161,8 +163,10 @@ def _uv() -> str:
     return find_uv_bin()
 
 
-def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+def _run(command: Sequence[str], **environment: str) -> None:
+    """Run `command` with `environment` set. Raises Dsv41Error with its first error, or else its last words."""
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, **environment})
     if done.returncode != 0:
-        reason = (done.stderr.strip() or done.stdout.strip() or f"status {done.returncode}").splitlines()[-1]
+        lines = (done.stderr.strip() or done.stdout.strip() or f"status {done.returncode}").splitlines()
+        reason = next((line for line in lines if line.lower().startswith("error:")), lines[-1])
         raise Dsv41Error(reason, where=" ".join(command[:3]))

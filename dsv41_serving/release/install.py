@@ -113,16 +113,20 @@ def make_environment(content: Path, root: Path, source: list[str]) -> Path:
     if (environment / COMPLETE).exists():
         return environment
     new_venv(content, environment)
-    uv(
-        content, "pip", "sync", "--python", str(environment / "bin" / "python"), "--require-hashes", "--compile-bytecode",
-        *source, str(content / "requirements.txt"),
-    )  # fmt: skip
+    try:
+        uv(
+            content, "pip", "sync", "--python", str(environment / "bin" / "python"), "--require-hashes", "--compile-bytecode",
+            *source, str(content / "requirements.txt"),
+        )  # fmt: skip
+    except InstallError:
+        shutil.rmtree(environment)  # half of it on a full disk would leave no room for what serves
+        raise
     (environment / COMPLETE).touch()
     return environment
 
 
 def make_release(content: Path, release: Path, environment: Path, node_file: Path) -> None:
-    """Install this project over `environment`, and put the node file and the manifest beside it."""
+    """Install this project over `environment`, and put the node file, the manifest and the archives of the bundle beside it."""
     new_venv(content, release / "venv")
     (wheel,) = (content / "wheels").glob("dsv41_serving-*.whl")
     python = release / "venv" / "bin" / "python"
@@ -144,6 +148,8 @@ def make_release(content: Path, release: Path, environment: Path, node_file: Pat
     (own / "environment.pth").write_text(f"import site; site.addsitedir({str(packages)!r})\n", encoding="utf-8")
     for name, source in (("node.toml", node_file), ("release.json", content / "release.json")):
         shutil.copyfile(source, release / name)
+    if (content / "binaries").exists():
+        shutil.copytree(content / "binaries", release / "binaries", dirs_exist_ok=True)
     (release / COMPLETE).write_text(f"{environment.name}\n", encoding="utf-8")
 
 

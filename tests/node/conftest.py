@@ -24,6 +24,10 @@ from tests.node.machine import DEFAULT_BASE, Machine, Network, chosen_base, make
 ROOT = Path(__file__).parents[2]
 CACHE = Path(os.environ.get("DSV41_NODE_CACHE", Path.home() / ".cache" / "dsv41-node-tests"))
 BIN = Path(sys.executable).parent
+# With these the tests of all machines together take longer than `make test` may.
+LONG = pytest.mark.skipif(
+    not os.environ.get("NODE_LONG"), reason="fifteen minutes and 30 GB of disk more: NODE_LONG=1 make test-node"
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -78,7 +82,13 @@ class Operator:
     def play(self, name: str, *options: str) -> Play:
         """Run `ansible-playbook -i inventory playbooks/NAME.yml` in ansible/, as the README says."""
         command = [BIN / "ansible-playbook", "-i", self.directory / "hosts.json", *options, f"playbooks/{name}.yml"]
-        environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(self.directory / "ansible")}
+        environment = {
+            **os.environ,
+            "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_LOCAL_TEMP": str(self.directory / "ansible"),
+            # By default Ansible shares a connection by the name of the host, which machines of another run have too.
+            "ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.directory / "cp"),
+        }
         started = time.monotonic()
         done = subprocess.run(
             command, cwd=ROOT / "ansible", env=environment, check=False, capture_output=True, text=True,
@@ -105,13 +115,15 @@ def ask(machine: Machine, prompt: str = "What is the capital of France?", *, key
 
 
 @pytest.fixture(scope="session")
-def figures() -> Iterator[dict[str, Any]]:
+def figures(pytestconfig: pytest.Config) -> Iterator[dict[str, Any]]:
     """Return what the tests write measured times into; DSV41_NODE_FIGURES names a file to keep them in."""
     measured: dict[str, Any] = {}
     yield measured
     if path := os.environ.get("DSV41_NODE_FIGURES"):
         base = os.environ.get("NODE_BASE", DEFAULT_BASE)
-        run = describe_run(f"NODE_BASE={base} DSV41_NODE_FIGURES={path} make test-node")
+        long = "NODE_LONG=1 " if os.environ.get("NODE_LONG") else ""
+        command = " ".join(["pytest", *map(str, pytestconfig.invocation_params.args)])
+        run = describe_run(f"NODE_BASE={base} {long}DSV41_NODE_FIGURES={path} {command}")
         about = {"base": base, "load_average": round(os.getloadavg()[2], 1)}
         Path(path).write_text(json.dumps({**run, **about, "figures": measured}, indent=1) + "\n")
 

@@ -14,7 +14,7 @@ import pytest
 from dsv41_serving.embedded.manifest import hash_file
 from dsv41_serving.errors import InputError
 from dsv41_serving.release.bundle import Bundle, make_bundle
-from dsv41_serving.release.install import InstallError, unpack
+from dsv41_serving.release.install import InstallError, install, unpack
 
 ROOT = Path(__file__).parents[3]
 
@@ -91,3 +91,13 @@ def test_only_a_checkout_makes_bundles(tmp_path: Path) -> None:
         make_bundle(tmp_path, tmp_path, extras=(), wheels=False, binaries=[], report=lambda _: None)
     with pytest.raises(InputError, match=r"absent\.tar: no such file"):
         make(tmp_path, [tmp_path / "absent.tar"])
+
+
+def test_an_installation_that_fails_takes_no_room(bundle: Bundle, tmp_path: Path) -> None:
+    """Half an environment on a full disk would be what the running engines lack."""
+    node_file = tmp_path / "node.toml"
+    node_file.touch()
+    with pytest.raises(InstallError, match="uv pip failed: "):  # the cache is empty, and a network is not allowed
+        install(Path(bundle.path), tmp_path / "root", "first", node_file, index=None, no_network=True)
+    assert list((tmp_path / "root/environments").iterdir()) == []
+    assert not (tmp_path / "root/releases").exists()
