@@ -1,4 +1,4 @@
-"""Send conversations to a router until a file appears, then print what became of each. Runs on a node: standard library only.
+"""Send conversations to a router until a file appears, one more each, then print what became of all. Runs on a node: standard library only.
 
 python3 load.py PORT STOP_FILE CLIENTS [KEY]
 """
@@ -31,7 +31,9 @@ def main() -> None:
     results = []
 
     def client() -> None:
-        while not stop.exists():
+        last = False
+        while not last:
+            last = stop.exists()
             started = time.time()
             outcome = converse(f"http://127.0.0.1:{port}/v1/chat/completions", key)
             results.append({"started": started, "seconds": time.time() - started, "outcome": outcome})

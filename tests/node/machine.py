@@ -6,6 +6,7 @@ between the machines has no way out, so whatever they install comes from the con
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -106,13 +107,29 @@ def missing_tools() -> str:
 
 
 def make_template(cache: Path, base: Base) -> Path:
-    """Return a root file system of `base` under `cache` that machines are copied from, made first when it is not there."""
+    """Return a root file system of `base` under `cache` that machines are copied from, made first when it is not there.
+
+    Of two runs that need it at once, one makes it and the other waits.
+    """
     template = cache / base.name
-    if template.exists():
-        return template
+    cache.mkdir(parents=True, exist_ok=True)
+    with held(template):
+        if not template.exists():
+            _make_template(template, base)
+    return template
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Let one process at a time make `path`."""
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the file, also when this process is killed
+        yield
+
+
+def _make_template(template: Path, base: Base) -> None:
     making = template.with_suffix(".making")
     shutil.rmtree(making, ignore_errors=True)
-    cache.mkdir(parents=True, exist_ok=True)
     subprocess.run(
         ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", base.suite, making, *base.sources],
         check=True,
@@ -131,7 +148,6 @@ def make_template(cache: Path, base: Base) -> Path:
         "AuthorizedKeysFile /etc/ssh/authorized_keys\nUseDNS no\n"
     )
     making.rename(template)
-    return template
 
 
 @dataclass

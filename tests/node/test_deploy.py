@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from tests.node.conftest import ROOT, Operator, ask
 from tests.node.machine import Machine
 
@@ -11,7 +13,7 @@ OURS = "find /etc/dsv41 /etc/systemd/system/dsv41* /usr/local/bin/dsv41 /opt/dsv
 def test_precheck_of_a_bare_node_asks_what_can_be_asked(operator: Operator) -> None:
     play = operator.must_play("precheck")
     assert play.changed == 0
-    assert "/opt/dsv41/current is not installed on node-a yet: deploy asks its preflight" in " ".join(
+    assert "/opt/dsv41/current is not installed on node-a yet; when it is, its preflight is asked" in " ".join(
         play.output.split()
     )
     assert operator.node.run(OURS, check=False).stdout == ""
@@ -46,6 +48,8 @@ def test_a_bare_machine_becomes_a_serving_node(operator: Operator, figures: dict
     )
     assert node.run("id -un $(stat -c %u /proc/$(systemctl show -P MainPID dsv41-decode))").stdout.strip() == "dsv41"
     assert ask(node)["choices"][0]["finish_reason"] == "stop"
+    status = {row["service"]: row["state"] for row in json.loads(node.run("dsv41 status --json").stdout)}
+    assert status == dict.fromkeys(("prefill", "decode", "router"), "ready")
     assert failing_targets(node) == set()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ import pytest
 
 from tests.node.conftest import Operator, ask
 from tests.node.machine import Machine
+from tests.node.test_deploy import main_pids
 
 CLIENTS = 3
 LOAD = Path(__file__).with_name("load.py").read_text(encoding="utf-8")
@@ -82,6 +84,54 @@ def test_a_killed_service_comes_back_and_only_requests_of_that_time_fail(
     assert late
     assert set(late) == {"ok"}, "requests fail although the node serves again"
     assert results[0]["outcome"] == "ok", "the load did not run before the kill"
+
+
+def metric(machine: Machine, port: int, name: str) -> float:
+    """Return the sum of the samples called `name` on the page of an engine."""
+    page = machine.run(f"curl -s --max-time 10 http://127.0.0.1:{port}/metrics").stdout
+    return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if re.match(rf"{name}[{{ ]", line))
+
+
+def test_drain_says_what_it_waits_for_and_frees_what_outlasts_its_bound(
+    operator: Operator, figures: dict[str, object]
+) -> None:
+    node = operator.node
+    body = {"model": "deepseek-v4.1-flash", "prompt": "One, two,", "max_tokens": 4000, "ignore_eos": True}
+    url = "http://127.0.0.1:30001/v1/completions"
+    ask_long = f"curl -s -o /dev/null --max-time 200 {url} -H 'content-type: application/json' -d '{json.dumps(body)}'"
+    node.run(f"systemd-run --quiet --unit=long-request {ask_long}")
+    wait_until(lambda: metric(node, 30200, "sglang:kv_used_tokens") > 0, "KV of the request in decode")
+    done = node.run("dsv41 drain --timeout 1")
+    assert re.search(r"^(?!cancelling).*decode: \d+ running", done.stderr, re.MULTILINE), done.stderr
+    assert re.search(r"^cancelling .*decode: \d+ running", done.stderr, re.MULTILINE), done.stderr
+    assert re.fullmatch(r"drained in .* s; cancelled .*decode: \d+ running.*\n", done.stdout)
+    for port in (30100, 30200):
+        wait_until(lambda port=port: metric(node, port, "sglang:kv_used_tokens") == 0, f"KV of {port} freed")  # type: ignore[misc]
+    node.run("dsv41 drain --undo")
+    figures["drain of an idle node, s"] = round(json.loads(node.run("dsv41 drain --json").stdout)["seconds"], 1)
+    node.run("dsv41 drain --undo")
+    assert ask(node)["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_restart_of_the_pair_under_load_loses_no_request(operator: Operator, figures: dict[str, object]) -> None:
+    """Under systemd, where stop and start are one transaction over three units."""
+    node = operator.node
+    before = main_pids(node)
+    with load_on(node) as results:
+        asked = time.time()
+        said = node.run("dsv41 restart --pair --timeout 120").stdout
+        restarted = time.time()
+        wait_until(lambda: time.time() > restarted + 5, "some more requests")
+    figures["restart --pair under load, s"] = round(restarted - asked, 1)
+    figures["restart --pair under load: requests by outcome"] = dict(Counter(result["outcome"] for result in results))
+    assert said.splitlines()[-1] == "restarted: prefill, decode, router"
+    assert not set(main_pids(node)) & set(before)
+    # What was inside has finished; what came meanwhile was told to come back, or found nobody.
+    assert {result["outcome"] for result in results if result["started"] < asked} == {"ok"}
+    turned_away = {"HTTP 503", "URLError", "RemoteDisconnected", "ConnectionResetError"}
+    assert {result["outcome"] for result in results} <= {"ok"} | turned_away
+    late = {result["outcome"] for result in results if result["started"] > restarted}
+    assert late == {"ok"}, "requests fail although the node serves again"
 
 
 def test_a_service_that_cannot_start_is_given_up_and_deploy_mends_it(operator: Operator) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from collections import Counter
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.node.conftest import Operator, ask, give_packages
+from tests.node.conftest import LONG, Operator, ask, give_packages
 from tests.node.machine import Machine, Network
 from tests.node.test_deploy import failing_targets
 from tests.node.test_faults import load_on, wait_until
@@ -129,10 +128,6 @@ def current(machine: Machine) -> str:
     return name
 
 
-# With these two the tests of all machines together take longer than `make test` may.
-LONG = pytest.mark.skipif(not os.environ.get("NODE_LONG"), reason="ten minutes more: NODE_LONG=1 make test-node")
-
-
 def test_three_bare_machines_become_one_service(layout: LayoutOperator, figures: dict[str, object]) -> None:
     figures["deploy: three bare machines to passed gate, s"] = layout.must_play("deploy").seconds
     assert services_of(layout.prefill) == {"dsv41-prefill", "dsv41-exporter"}
@@ -187,23 +182,26 @@ def test_verbs_of_the_whole_say_where_they_work(layout: LayoutOperator) -> None:
 
 
 @LONG
-def test_the_decode_host_reboots_and_only_requests_of_that_time_fail(
-    layout: LayoutOperator, figures: dict[str, object]
+@pytest.mark.parametrize("host", ["decode"])
+def test_a_host_with_an_engine_reboots_and_only_requests_of_that_time_fail(
+    layout: LayoutOperator, host: str, figures: dict[str, object]
 ) -> None:
-    before = [started(machine) for machine in (layout.prefill, layout.router)]
+    rebooting: Machine = getattr(layout, host)
+    others = [machine for machine in layout.machines if machine is not rebooting]
+    before = [started(machine) for machine in others]
     with load_on(layout.router, KEY) as results:
         left = time.time()
-        layout.decode.reboot()
+        rebooting.reboot()
         wait_until(lambda: serves(layout), "serving again")
         recovered = time.time()
         wait_until(lambda: time.time() > recovered + 5, "some more requests")
-    figures["reboot of the decode host: to serving again, s"] = round(recovered - left, 1)
-    figures["reboot of the decode host: requests by outcome"] = dict(Counter(result["outcome"] for result in results))
+    figures[f"reboot of the {host} host: to serving again, s"] = round(recovered - left, 1)
+    figures[f"reboot of the {host} host: requests by outcome"] = dict(Counter(result["outcome"] for result in results))
     assert results[0]["outcome"] == "ok", "the load did not run before the reboot"
     assert "empty answer" not in {result["outcome"] for result in results}
     late = {result["outcome"] for result in results if result["started"] > recovered}
     assert late == {"ok"}, "requests fail although the layout serves again"
-    assert [started(machine) for machine in (layout.prefill, layout.router)] == before
+    assert [started(machine) for machine in others] == before
 
 
 @LONG

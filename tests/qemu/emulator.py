@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.node.machine import held
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -60,11 +62,19 @@ def missing_tools() -> str:
 
 
 def make_image(cache: Path, template: Path) -> Path:
-    """Return the disk of a machine made from the root file system `template`, with kernel and initrd beside it."""
+    """Return the disk of a machine made from the root file system `template`, with kernel and initrd beside it.
+
+    Of two runs that need it at once, one makes it and the other waits.
+    """
     recipe = repr((template.name, PACKAGES, DISK_BYTES, _SCRIPT, _UNIT, _VERSION))
     image = cache / f"qemu-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.raw"
-    if image.exists():
-        return image
+    with held(image):
+        if not image.exists():
+            _make_image(image, template)
+    return image
+
+
+def _make_image(image: Path, template: Path) -> None:
     root = image.with_suffix(".root")
     shutil.rmtree(root, ignore_errors=True)
     subprocess.run(["cp", "-a", template, root], check=True)
@@ -93,7 +103,6 @@ def make_image(cache: Path, template: Path) -> Path:
     subprocess.run(["mke2fs", "-q", "-t", "ext4", "-d", root, making], check=True)
     shutil.rmtree(root)
     making.rename(image)
-    return image
 
 
 def run_machine(image: Path, shares: Mapping[str, Path]) -> Any:
