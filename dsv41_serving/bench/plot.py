@@ -25,7 +25,10 @@ class Series:
 
 
 def draw_chart(title: str, x_title: str, y_title: str, series: list[Series]) -> str:
-    """Return an SVG of `series`; axes begin at 0. An empty chart says that there is nothing."""
+    """Return an SVG of `series`; axes begin at 0. An empty chart says that there is nothing.
+
+    The legend is at the lower right: what is drawn here rises, or lies far above 0.
+    """
     points = [point for each in series for point in each.points]
     x_ticks = choose_ticks(max((x for x, _ in points), default=1.0))
     y_ticks = choose_ticks(max((y for _, y in points), default=1.0))
@@ -45,10 +48,11 @@ def draw_chart(title: str, x_title: str, y_title: str, series: list[Series]) -> 
             parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>' for x, y in placed]
         if each.like is not None:
             continue  # its colour is in the legend already
-        top = _TOP + 12 + 16 * number
+        below = sum(later.like is None for later in series[number + 1 :])
+        base, right = _HEIGHT - _BOTTOM - 10 - 16 * below, _WIDTH - _RIGHT
         parts += [
-            f'<rect x="{_LEFT + 10}" y="{top - 9}" width="12" height="10" fill="{colour}"/>',
-            f'<text x="{_LEFT + 28}" y="{top}" fill="currentColor">{escape(each.name)}</text>',
+            f'<rect x="{right - 22}" y="{base - 9}" width="12" height="10" fill="{colour}"/>',
+            f'<text x="{right - 28}" y="{base}" text-anchor="end" fill="currentColor">{escape(each.name)}</text>',
         ]
     return "\n".join([*parts, "</svg>"])
 
