@@ -24,10 +24,10 @@ class Series:
     """Number of an earlier series that this one belongs to: it takes its colour, and no line of the legend."""
 
 
-def draw_chart(title: str, x_title: str, y_title: str, series: list[Series]) -> str:
+def draw_chart(title: str, x_title: str, y_title: str, series: list[Series], *, legend_below: bool = False) -> str:
     """Return an SVG of `series`; axes begin at 0. An empty chart says that there is nothing.
 
-    The legend is at the lower right: what is drawn here rises, or lies far above 0.
+    The legend is at the upper left, free where lines rise, or at the lower right, free where curves rise to the top.
     """
     points = [point for each in series for point in each.points]
     x_ticks = choose_ticks(max((x for x, _ in points), default=1.0))
@@ -49,10 +49,11 @@ def draw_chart(title: str, x_title: str, y_title: str, series: list[Series]) -> 
         if each.like is not None:
             continue  # its colour is in the legend already
         below = sum(later.like is None for later in series[number + 1 :])
-        base, right = _HEIGHT - _BOTTOM - 10 - 16 * below, _WIDTH - _RIGHT
+        base = _HEIGHT - _BOTTOM - 10 - 16 * below if legend_below else _TOP + 12 + 16 * number
+        edge, anchor, sign = (_WIDTH - _RIGHT, "end", -1) if legend_below else (_LEFT, "start", 1)
         parts += [
-            f'<rect x="{right - 22}" y="{base - 9}" width="12" height="10" fill="{colour}"/>',
-            f'<text x="{right - 28}" y="{base}" text-anchor="end" fill="currentColor">{escape(each.name)}</text>',
+            f'<rect x="{edge + sign * 16 - 6}" y="{base - 9}" width="12" height="10" fill="{colour}"/>',
+            f'<text x="{edge + sign * 28}" y="{base}" text-anchor="{anchor}" fill="currentColor">{escape(each.name)}</text>',
         ]
     return "\n".join([*parts, "</svg>"])
 

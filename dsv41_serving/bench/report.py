@@ -203,7 +203,7 @@ def _draw_gaps(title: str, sides: Sequence[tuple[str, ResultSet]], name: str) ->
         if gaps:
             series.append(Series(label, tuple((percentile(gaps, share), share * 100) for share in _SHARES)))
             rows.append((label, *(_say_value(percentile(gaps, share)) for share in _SHOWN)))
-    return Block("chart", draw_chart(title, "ms", "% of gaps", series), tuple(rows))
+    return Block("chart", draw_chart(title, "ms", "% of gaps", series, legend_below=True), tuple(rows))
 
 
 def _draw_laws(laws: Sequence[Law]) -> Block:
