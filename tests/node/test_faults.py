@@ -178,6 +178,13 @@ def test_a_full_disk_is_one_line_and_no_damage(operator: Operator) -> None:
     node.run("mount -t tmpfs -o size=64k,uid=$(id -u dsv41),gid=$(id -g dsv41),mode=0755 full /var/lib/dsv41")
     node.run("head -c 100000 /dev/zero > /var/lib/dsv41/ballast", check=False)
     try:
+        play = operator.play("deploy")
+        assert play.code != 0
+        assert play.changed == 0
+        line = next(line for line in play.output.splitlines() if "would not serve on node-a" in line)
+        assert "fail  files.state: 0.0 GB free in /var/lib/dsv41, 1.0 GB needed; mend: " in line
+        units = "dsv41.target dsv41-prefill dsv41-decode dsv41-router"
+        assert node.run(f"systemctl is-active {units}", check=False).stdout.split() == ["inactive"] * 4
         assert node.run("systemctl start dsv41-prefill", check=False).returncode != 0
         journal = node.run("journalctl -t dsv41-prefill -n 20 -o cat --no-pager").stdout
         assert "No space left on device" in journal

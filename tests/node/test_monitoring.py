@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import tarfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 from dsv41_serving.embedded.manifest import hash_file
 from tests.node.conftest import Operator
@@ -12,6 +18,20 @@ from tests.node.test_deploy import failing_targets
 
 def program_of(machine: Machine) -> str:
     return machine.run("readlink /proc/$(systemctl show -P MainPID prometheus)/exe").stdout.strip()
+
+
+@contextmanager
+def served(file: Path, machine: Machine) -> Iterator[str]:
+    """Serve the directory of `file` over HTTP to the network of `machine`; yield the URL of `file`."""
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(file.parent))
+    with ThreadingHTTPServer((f"{machine.network.prefix}.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://{server.server_address[0]}:{server.server_port}/{file.name}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_a_pinned_archive_takes_the_place_of_the_package(operator: Operator) -> None:
@@ -28,8 +48,9 @@ def test_a_pinned_archive_takes_the_place_of_the_package(operator: Operator) -> 
     assert program_of(node) == "/usr/bin/prometheus"
 
     entry["sha256"] = hash_file(archive)
-    operator.write_inventory()
-    operator.must_play("deploy", "--tags", "monitoring")
+    with served(archive, node) as entry["archive"]:
+        operator.write_inventory()
+        operator.must_play("deploy", "--tags", "monitoring")
     assert program_of(node) == f"/opt/dsv41/binaries/prometheus-{entry['sha256'][:12]}/prometheus"
     assert failing_targets(node) == set()
     assert operator.must_play("deploy", "--tags", "monitoring").changed == 0
