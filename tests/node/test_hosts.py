@@ -182,7 +182,7 @@ def test_verbs_of_the_whole_say_where_they_work(layout: LayoutOperator) -> None:
 
 
 @LONG
-@pytest.mark.parametrize("host", ["decode"])
+@pytest.mark.parametrize("host", ["decode", "prefill"])
 def test_a_host_with_an_engine_reboots_and_only_requests_of_that_time_fail(
     layout: LayoutOperator, host: str, figures: dict[str, object]
 ) -> None:
