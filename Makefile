@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 ENV    := $(VENV)/.synced
 DSV41  := $(BIN)/dsv41 --profile embedded
 
-.PHONY: help env up down status test test-here test-unit test-kernels test-engine test-monitoring test-node test-qemu pictures test-gpu lint format lock measure clean
+.PHONY: help env up down status test test-stack test-machines test-unit test-kernels test-engine test-monitoring test-node test-qemu pictures test-gpu lint format lock measure clean
 
 help:
 	@echo "make up      start the embedded stack and return when its gate has passed"
@@ -47,12 +47,15 @@ format: $(ENV)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-# Two lanes side by side: both wait more than they compute, and the machines of test-node have a network of their own.
+# Two lanes side by side, about as long: both wait more than they compute, and the machines of test-node have a network of their own.
 test: lint
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line test-here test-node
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line test-stack test-machines
 
-test-here: $(ENV)
-	@$(MAKE) --no-print-directory --jobs=1 test-unit test-kernels test-engine test-monitoring
+test-stack: $(ENV)
+	@$(MAKE) --no-print-directory --jobs=1 test-unit test-engine test-monitoring
+
+test-machines: $(ENV)
+	@$(MAKE) --no-print-directory --jobs=1 test-kernels test-node
 
 test-unit: $(ENV)
 	$(BIN)/pytest tests/unit
