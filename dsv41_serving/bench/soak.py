@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dsv41_serving.plan.model import Plan
 
 AT_ONCE = 8
+_UNDER_WAY_S = 0.05
 ANSWER_TOKENS = 6
 LENGTHS = (1, 2, 7, 16, 33, 64, 90, 128, 200, 256, 300, 400, 512, 700, 900, 1_200)
 KINDS = {"answer": 70, "cancel": 15, "leave": 10, "long answer": 5}
@@ -179,8 +180,12 @@ class _Soak:
         async with asyncio.TaskGroup() as group:
             for number in range(count):
                 await slots.acquire()
+                # Short requests end while engines are counted, so the kill waits until all slots are taken again.
                 if number in kills:
-                    await self._kill(kills[number])
+                    await self.count()
+                if (role := kills.get(number - AT_ONCE + 1)) is not None:
+                    await asyncio.sleep(_UNDER_WAY_S)
+                    await self._kill(role)
                 kind = choice.choices([*KINDS], [*KINDS.values()])[0]
                 group.create_task(one(kind, choice.choice([*prompts]), choice.uniform(0, 0.2)))
 
@@ -190,7 +195,6 @@ class _Soak:
         pid = {record.name: record.pid for record in self._records.read_services()}.get(name)
         if pid is None:
             raise GateError(f"{name} does not run", where=self._plan.node, remedy="start the deployment")
-        await self.count()
         self._kills += 1
         os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + _RECOVERY_S
@@ -200,6 +204,7 @@ class _Soak:
             now = {record.name: record.pid for record in self._records.read_services()}
             if stack is not None and stack.state == "ready" and now.get(name) not in {None, pid}:
                 Outcome.add(self.outcome.restarts, role)
+                self._seen.clear()  # the pair restarts as one: by the next look both may have counted beyond what was seen
                 self._say(f"{name} was killed and serves again")
                 return
         raise GateError("the pair did not come back", where=name, remedy="read the logs")

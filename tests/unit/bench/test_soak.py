@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
+import httpx
 import pytest
 
+from dsv41_serving.bench import soak
 from dsv41_serving.bench.handoff import read_page
 from dsv41_serving.bench.soak import KINDS, Outcome, count_gain, count_mismatches, describe, place_kills
 
@@ -67,6 +71,36 @@ def test_counters_of_an_engine_that_started_anew_count_from_nothing() -> None:
     assert count_gain(before, {"packed": 20.0, "retracted": 2.0}) == {"packed": 20.0, "retracted": 2.0}
     assert count_gain(before, {"retracted": 1.0}) == {"retracted": 1.0}
     assert count_gain({}, before) == before
+
+
+def test_a_pair_that_was_killed_counts_anew_even_when_it_soon_counts_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three looks at one engine: 100, killed, 120. That is 220, although nothing ever fell between two looks."""
+    engine = SimpleNamespace(name="decode", kind="decode", metrics_url="http://decode/metrics")
+    state = {"pid": 1, "packed": 100}
+
+    def kill(pid: int, _signal: int) -> None:
+        state.update(pid=pid + 1, packed=0)
+
+    class Records:
+        def __init__(self, _directory: str) -> None:
+            self.read_services = lambda: [SimpleNamespace(name="decode", pid=state["pid"])]
+            self.read_stack = lambda: SimpleNamespace(state="ready")
+
+    def page(_request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, text=f'dsv41_handoff_transfers_total{{path="packed"}} {state["packed"]}\n')
+
+    async def life() -> dict[str, int]:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(page)) as client:
+            counting = soak._Soak(SimpleNamespace(node="a", engines=(engine,)), "", client, print)  # type: ignore[arg-type]
+            await counting.count()
+            await counting._kill("decode")
+            state["packed"] = 120
+            await counting.count()
+            return counting.outcome.handoffs
+
+    monkeypatch.setattr(soak, "Records", Records)
+    monkeypatch.setattr("os.kill", kill)
+    assert asyncio.run(life()) == {"packed": 220}
 
 
 def test_fallbacks_are_told_apart_by_their_reason() -> None:
