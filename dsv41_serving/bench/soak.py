@@ -23,7 +23,7 @@ import httpx
 
 from dsv41_serving.bench.handoff import read_page
 from dsv41_serving.check.metrics import HAND_OFF_QUEUES, KV_USED, RETRACTED, TRANSFER_FAILURES, MetricsPage
-from dsv41_serving.errors import GateError
+from dsv41_serving.errors import GateError, InputError
 from dsv41_serving.run.record import Records
 
 if TYPE_CHECKING:
@@ -92,8 +92,16 @@ async def run_soak(
 ) -> Outcome:
     """Keep AT_ONCE requests of at most `longest` tokens going until `handoffs` were sent, killing an engine `restarts` times.
 
-    Raises GateError when the pair does not come back or an engine does not answer at the end.
+    Raises InputError when there are too few requests to fill every slot before each kill, GateError when the pair does not come
+    back or an engine does not answer at the end.
     """
+    least = AT_ONCE * (restarts + 1)
+    if handoffs < least:
+        raise InputError(
+            f"{handoffs} requests are too few to kill an engine {restarts} times while {AT_ONCE} run",
+            where="--handoffs",
+            remedy=f"send {least} or more, or fewer --restarts",
+        )
     soak = _Soak(plan, state_dir, client, say)
     prompts = {length: words.write(length, f"soak/{length}") for length in LENGTHS if length <= longest}
     expected = await soak.learn(prompts)
@@ -111,12 +119,6 @@ async def run_soak(
 def place_kills(handoffs: int, restarts: int) -> dict[int, str]:
     """Return before which request which engine is killed: evenly spread, neither at the beginning nor at the end."""
     return {handoffs * (number + 1) // (restarts + 1): KILLED[number % len(KILLED)] for number in range(restarts)}
-
-
-def count_gain(before: dict[str, float], now: dict[str, float]) -> dict[str, float]:
-    """Return by how much counters rose between two looks at an engine; one that started anew counts from 0."""
-    again = any(now.get(name, 0.0) < value for name, value in before.items())
-    return {name: value - (0.0 if again else before.get(name, 0.0)) for name, value in now.items()}
 
 
 def count_mismatches(state_dir: str) -> int:
@@ -146,7 +148,7 @@ class _Soak:
         self._client = client
         self._say = say
         self._kills = 0
-        self._seen: dict[str, dict[str, float]] = {}
+        self._seen: dict[tuple[str, int | None], dict[str, float]] = {}
 
     async def learn(self, prompts: dict[int, str]) -> dict[int, str]:
         """Return length -> the answer of a prompt that is asked alone, where asking twice gives the same."""
@@ -204,19 +206,21 @@ class _Soak:
             now = {record.name: record.pid for record in self._records.read_services()}
             if stack is not None and stack.state == "ready" and now.get(name) not in {None, pid}:
                 Outcome.add(self.outcome.restarts, role)
-                self._seen.clear()  # the pair restarts as one: by the next look both may have counted beyond what was seen
                 self._say(f"{name} was killed and serves again")
                 return
         raise GateError("the pair did not come back", where=name, remedy="read the logs")
 
     async def count(self) -> None:
-        """Add what the engines have counted since the last look."""
+        """Add what the engines have counted since the last look; one that started anew has another pid and counts from 0."""
+        pids = {record.name: record.pid for record in self._records.read_services()}
         for engine in self._plan.engines:
             text = await self._fetch(engine.metrics_url)
             all_of_it = MetricsPage(text)
             now = {name: value for name, value in read_page(text).items() if _COUNTED.fullmatch(name)}
             now |= {name: all_of_it.total(name) for name in (TRANSFER_FAILURES, RETRACTED)}
-            for name, gained in count_gain(self._seen.get(engine.name, {}), now).items():
+            before = self._seen.get((engine.name, pids.get(engine.name)), {})
+            for name, value in now.items():
+                gained = value - before.get(name, 0.0)
                 if match := _COUNTED.fullmatch(name):
                     counter = self.outcome.handoffs if match[1] == "transfers" else self.outcome.fallbacks
                     Outcome.add(counter, match[2], int(gained))
@@ -224,7 +228,7 @@ class _Soak:
                     self.outcome.retracted += gained
                 else:
                     self.outcome.failed_transfers += gained
-            self._seen[engine.name] = now
+            self._seen[engine.name, pids.get(engine.name)] = now
 
     async def settle(self) -> None:
         """Wait until nothing is under way, and note what is left."""

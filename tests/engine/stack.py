@@ -22,7 +22,8 @@ from dsv41_serving.run.record import ServiceRecord
 def _choose_ports() -> dict[str, int]:
     """Return a block of ports that nothing listens on now, so that two test runs on one machine do not meet.
 
-    All of them lie below what the kernel hands to outgoing connections, one of which would take a port while an engine loads. Where a run begins to look depends on its pid: engines take a minute until they listen, and another run that starts
+    All of them lie below what the kernel hands to outgoing connections, one of which would take a port while an engine loads.
+    Where a run begins to look depends on its pid: engines take a minute until they listen, and another run that starts
     meanwhile sees the block free.
     """
     blocks = [*range(10000, 30000, 1000)]

@@ -13,7 +13,8 @@ import pytest
 
 from dsv41_serving.bench import soak
 from dsv41_serving.bench.handoff import read_page
-from dsv41_serving.bench.soak import KINDS, Outcome, count_gain, count_mismatches, describe, place_kills
+from dsv41_serving.bench.soak import KINDS, Outcome, count_mismatches, describe, place_kills
+from dsv41_serving.errors import InputError
 
 
 def test_an_outcome_is_kept_as_json_and_shown_as_lines() -> None:
@@ -65,12 +66,14 @@ def test_engines_are_killed_in_turn_and_evenly_spread() -> None:
     assert place_kills(10_000, 0) == {}
 
 
-def test_counters_of_an_engine_that_started_anew_count_from_nothing() -> None:
-    before = {"packed": 100.0, "retracted": 0.0}
-    assert count_gain(before, {"packed": 130.0, "retracted": 2.0}) == {"packed": 30.0, "retracted": 2.0}
-    assert count_gain(before, {"packed": 20.0, "retracted": 2.0}) == {"packed": 20.0, "retracted": 2.0}
-    assert count_gain(before, {"retracted": 1.0}) == {"retracted": 1.0}
-    assert count_gain({}, before) == before
+def test_every_kill_happens_with_every_slot_taken_or_none_is_begun() -> None:
+    """A kill waits for AT_ONCE requests after its place: with too few they would never come."""
+    with pytest.raises(InputError, match="23 requests are too few to kill an engine 2 times") as error:
+        asyncio.run(
+            soak.run_soak(None, "", None, handoffs=23, restarts=2, longest=8, client=None, say=print)  # type: ignore[arg-type]
+        )
+    assert error.value.remedy == "send 24 or more, or fewer --restarts"
+    assert max(place_kills(24, 2)) + soak.AT_ONCE - 1 < 24
 
 
 def test_a_pair_that_was_killed_counts_anew_even_when_it_soon_counts_more(monkeypatch: pytest.MonkeyPatch) -> None:
