@@ -77,7 +77,8 @@ pictures: $(ENV)
 test-node: $(ENV)
 	$(BIN)/pytest tests/node
 
-# Boots a machine with two NUMA nodes and a kernel of its own, for what a container cannot show. Needs KVM: not part of `test`.
+# Boots a machine with two NUMA nodes and a kernel of its own, for what a container cannot show. Emulated, minutes:
+# not part of `test`.
 test-qemu: $(ENV)
 	$(BIN)/pytest tests/qemu
 

@@ -196,8 +196,8 @@ class Machine:
             "nsenter", f"--net=/run/netns/{namespace}", "systemd-nspawn", "--quiet", "--boot", f"--directory={self.root}", f"--machine={self.name}",
             "--register=no", "--keep-unit", "--link-journal=no", "--console=pipe", "--resolv-conf=off",
             f"--network-namespace-path=/run/netns/{namespace}",
-            # nspawn's own filter would refuse it to every unit; the hand-off inside one machine needs it.
-            "--system-call-filter=pidfd_getfd",
+            # nspawn's own filter would refuse these to every unit; the hand-off inside one machine, and registered memory, need them.
+            "--system-call-filter=pidfd_getfd @memlock",
         ]  # fmt: skip
         with (self.network.directory / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(

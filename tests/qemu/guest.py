@@ -15,6 +15,8 @@ from typing import Any
 
 INPUT = Path("/opt/input")
 UNITS = Path("/etc/systemd/system")
+# Far beyond the limit that systemd itself starts with.
+POOL_MIB = "256"
 STARTED = ("prefill", "decode", "exporter")
 DSV41 = ("/opt/venv/bin/python", "-m", "dsv41_serving", "--plan", "/etc/dsv41/plan.json")
 
@@ -60,21 +62,25 @@ def describe_unit(name: str) -> dict[str, Any]:
     }
 
 
-def run_probe(unit: str, sandbox_of: str, *arguments: str, **changes: str) -> dict[str, str]:
-    """Run probe.py in the sandbox of a unit of the plan, with some directives changed; return its result and its words."""
+def sandbox(unit: str, command: str, **changes: str) -> str:
+    """Return the text of a unit that runs `command` once in the sandbox of the service `unit` (text), some directives changed."""
+    started = ("Exec", "Type=", "Restart", "Requires=", "PartOf=", "After=", "Wants=", "WatchdogSec=")
     kept = [
-        line
-        for line in (UNITS / f"dsv41-{sandbox_of}.service").read_text().splitlines()
-        if not line.startswith(("Exec", "Type=", "Restart", "Requires=", "PartOf=", "After=", "Wants=", "WatchdogSec="))
-        and line.partition("=")[0] not in changes
+        line for line in unit.splitlines() if not line.startswith(started) and line.partition("=")[0] not in changes
     ]
     head, service, rest = "\n".join(kept).partition("[Service]\n")
-    command = " ".join(("/opt/venv/bin/python", "/opt/repository/tests/qemu/probe.py", *arguments))
     own = [f"{key}={value}" for key, value in changes.items()]
-    text = head + service + "\n".join(("Type=oneshot", f"ExecStart={command}", *own, rest))
-    (UNITS / f"{unit}.service").write_text(text)
+    return head + service + "\n".join(("Type=oneshot", f"ExecStart={command}", *own, rest)) + "\n"
+
+
+def run_probe(unit: str, sandbox_of: str, *arguments: str, **changes: str) -> dict[str, str]:
+    """Run probe.py in the sandbox of a unit of the plan, with some directives changed; return its result and its words."""
+    command = " ".join(("/opt/venv/bin/python", "/opt/repository/tests/qemu/probe.py", *arguments))
+    text = (UNITS / f"dsv41-{sandbox_of}.service").read_text()
+    (UNITS / f"{unit}.service").write_text(sandbox(text, command, **changes))
     run("systemctl", "daemon-reload")
     run("systemctl", "start", unit)
+    run("journalctl", "--sync")
     return {
         "result": run("systemctl", "show", "-P", "Result", unit),
         "said": run("journalctl", "-o", "cat", "--no-pager", f"_SYSTEMD_UNIT={unit}.service"),
@@ -103,10 +109,10 @@ def main() -> None:
     report["elsewhere"] = run(*DSV41[:3], "--plan", "/run/elsewhere.json", "gate", "prefill", "--json")
     run("systemctl", "stop", "dsv41-*")
     report["probes"] = {
-        "engine": run_probe("probe-engine", "prefill", "sandbox"),
-        "router": run_probe("probe-router", "router", "sandbox"),
-        "short of locked memory": run_probe("probe-memlock", "prefill", "sandbox", LimitMEMLOCK="64K"),
-        "without the call": run_probe("probe-call", "prefill", "sandbox", SystemCallFilter="@system-service"),
+        "engine": run_probe("probe-engine", "prefill", "sandbox", POOL_MIB),
+        "router": run_probe("probe-router", "router", "sandbox", POOL_MIB),
+        "short of locked memory": run_probe("probe-memlock", "prefill", "sandbox", POOL_MIB, LimitMEMLOCK="64K"),
+        "without the call": run_probe("probe-call", "prefill", "sandbox", POOL_MIB, SystemCallFilter="@system-service"),
         "too large": run_probe("probe-memory", "exporter", "grow"),
     }
     print(json.dumps(report))  # noqa: T201 - this is the report

@@ -1,7 +1,7 @@
 """Runs in the sandbox of a unit: try what an engine needs of it, and print as JSON what the kernel answered.
 
-probe.py sandbox   locked memory, code made at run time, a compiled library from the cache, copying between processes
-probe.py grow      take more memory than the exporter may have
+probe.py sandbox MIB   that much locked memory, code made at run time, a compiled library from the cache, copying between processes
+probe.py grow          take more memory than the exporter may have
 """
 
 # ruff: noqa: T201 - this is a command
@@ -18,17 +18,16 @@ from pathlib import Path
 
 from dsv41_serving.facts.copying import try_copying
 
-LOCKED_BYTES = 256 << 20
 LIBC = ctypes.CDLL(None, use_errno=True)
 # mov eax, 42; ret
 CODE = bytes.fromhex("b82a000000c3")
 
 
-def lock_memory() -> str:
-    """Lock memory as a registration of a KV pool does."""
-    buffer = mmap.mmap(-1, LOCKED_BYTES)
+def lock_memory(size: int) -> str:
+    """Lock `size` bytes as a registration of a KV pool does."""
+    buffer = mmap.mmap(-1, size)
     address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-    return _answer(LIBC.mlock(ctypes.c_void_p(address), ctypes.c_size_t(LOCKED_BYTES)))
+    return _answer(LIBC.mlock(ctypes.c_void_p(address), ctypes.c_size_t(size)))
 
 
 def make_code() -> str:
@@ -66,7 +65,7 @@ if __name__ == "__main__":
         print(
             json.dumps(
                 {
-                    "mlock": lock_memory(),
+                    "mlock": lock_memory(int(sys.argv[2]) << 20),
                     "made code": make_code(),
                     "library": load_library(),
                     "pidfd_getfd": copying.pidfd_getfd,
