@@ -8,12 +8,13 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
+GB = 10**9
 ANSIBLE = ROOT / "ansible"
 PLAYBOOKS = sorted(path.stem for path in (ANSIBLE / "playbooks").glob("*.yml"))
 
@@ -50,7 +51,7 @@ def test_defaults_are_those_of_the_argument_spec() -> None:
 def test_tasks_use_full_module_names_and_no_shell() -> None:
     for file in ANSIBLE.glob("roles/*/tasks/*.yml"):
         for task in _tasks(yaml.safe_load(file.read_text(encoding="utf-8"))):
-            modules = [key for key in task if key.startswith("ansible.builtin.") or key == "dsv41_release"]
+            modules = [key for key in task if key.startswith(("ansible.builtin.", "dsv41_"))]
             assert len(modules) == 1 or "block" in task, (file.name, task["name"])
             assert "ansible.builtin.shell" not in modules, (file.name, task["name"])
             if "ansible.builtin.command" in modules:
@@ -71,8 +72,12 @@ def _layout(groups: dict[str, list[str]], here: str, node: dict[str, object] | N
 
 
 def _filters() -> ModuleType:
-    """Return the filter plug-in, which Ansible loads by its path."""
-    spec = importlib.util.spec_from_file_location("dsv41_filters", ANSIBLE / "plugins/filter/dsv41.py")
+    return _plugin("filter/dsv41.py")
+
+
+def _plugin(path: str) -> ModuleType:
+    """Return a plug-in, which Ansible loads by its path."""
+    spec = importlib.util.spec_from_file_location("dsv41_plugin", ANSIBLE / "plugins" / path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -136,3 +141,32 @@ def test_the_example_inventory_makes_the_example_node_file() -> None:
             text=True,
         ).stdout
     )
+
+
+def test_a_first_installation_needs_an_environment_and_a_bundle_its_size_twice(tmp_path: Path) -> None:
+    ask = _filters().dsv41_room
+    assert ask("", "/opt/dsv41", first=True) == {"/opt/dsv41": 15 * GB, "/var/tmp": 0}
+    assert ask("", "/opt/dsv41", first=False) == {"/opt/dsv41": 0, "/var/tmp": 0}
+    bundle = tmp_path / "dsv41-0.1.0-1a2b.tar"
+    with bundle.open("wb") as stream:
+        stream.truncate(4_700_000_000)  # a hole: takes no room
+    assert ask(str(bundle), "/opt/dsv41", first=True) == {"/opt/dsv41": 19_700_000_000, "/var/tmp": 4_700_000_000}
+    assert ask(str(bundle), "/opt/dsv41", first=False) == {"/opt/dsv41": 4_700_000_000, "/var/tmp": 4_700_000_000}
+    with pytest.raises(Exception, match=r"^dsv41_bundle: no file /nowhere/b\.tar; make one with `dsv41 bundle`"):
+        ask("/nowhere/b.tar", "/opt/dsv41", first=True)
+
+
+def test_directories_of_one_disk_share_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second disk is one that every Linux has: /proc. What does not exist yet will lie where its parent does."""
+    room = _plugin("modules/dsv41_room.py")
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: SimpleNamespace(free=20 * GB))
+    root, copies = str(tmp_path / "opt/dsv41"), str(tmp_path)
+    assert room.find_shortages({root: 15 * GB, copies: 0}) == []
+    assert room.find_shortages({root: 19_700_000_000, copies: 4_700_000_000}) == [
+        f"{root} and {copies}: 20.0 GB free, 24.4 GB needed"
+    ]
+    assert room.find_shortages({root: 19_700_000_000, "/proc": 4_700_000_000}) == []
+    assert room.find_shortages({root: 21 * GB, "/proc/none": 22 * GB}) == [
+        f"{root}: 20.0 GB free, 21.0 GB needed",
+        "/proc/none: 20.0 GB free, 22.0 GB needed",
+    ]

@@ -11,6 +11,7 @@ from ansible.errors import AnsibleFilterError
 
 from dsv41_serving.errors import Dsv41Error
 from dsv41_serving.plan.files import write_toml
+from dsv41_serving.release.room import room_needed
 from dsv41_serving.spec import leaves, load_spec
 
 if TYPE_CHECKING:
@@ -76,6 +77,16 @@ def dsv41_answer(check: Mapping[str, str]) -> str:
     return f"{check['verdict']}  {check['check']}: {check['seen']}; mend: {check['remedy']}"
 
 
+def dsv41_room(bundle: str, root: str, *, first: bool) -> dict[str, int]:
+    """Return bytes by directory of the node that installing `bundle` (a file here; empty: of this checkout) below `root` takes.
+
+    `first`: nothing is installed there yet.
+    """
+    if bundle and not Path(bundle).is_file():
+        raise AnsibleFilterError(f"dsv41_bundle: no file {bundle}; make one with `dsv41 bundle`, or leave it out")
+    return room_needed(root, Path(bundle).stat().st_size if bundle else 0, first=first)
+
+
 class FilterModule:
     """The names under which Ansible finds the filters."""
 
@@ -85,4 +96,5 @@ class FilterModule:
             "dsv41_node_file": dsv41_node_file,
             "dsv41_layout": dsv41_layout,
             "dsv41_answer": dsv41_answer,
+            "dsv41_room": dsv41_room,
         }
