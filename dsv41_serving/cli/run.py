@@ -207,7 +207,7 @@ def restart(context: Context, pair: bool, timeout_s: float | None) -> None:  # n
         raise InputError(
             f"{far[0].name} runs on {far[0].node} and is not restarted from here",
             where="key hosts",
-            remedy=f"`dsv41 drain` here, `systemctl restart dsv41-{far[0].name}` there, `dsv41 drain --undo` here",
+            remedy="on the controller, in ansible/: `ansible-playbook -i inventory playbooks/restart.yml`",
         )
     with telling("nothing was restarted and the router stays closed; `dsv41 drain --undo` opens it"):
         _drain(made, timeout_s)

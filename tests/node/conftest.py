@@ -121,9 +121,10 @@ def figures(pytestconfig: pytest.Config) -> Iterator[dict[str, Any]]:
     yield measured
     if path := os.environ.get("DSV41_NODE_FIGURES"):
         base = os.environ.get("NODE_BASE", DEFAULT_BASE)
-        long = "NODE_LONG=1 " if os.environ.get("NODE_LONG") else ""
+        asked = "NODE_LONG=1 " if os.environ.get("NODE_LONG") else ""
+        asked += "NODE_PYTHON=ARCHIVE " if os.environ.get("NODE_PYTHON") else ""
         command = " ".join(["pytest", *map(str, pytestconfig.invocation_params.args)])
-        run = describe_run(f"NODE_BASE={base} {long}DSV41_NODE_FIGURES={path} {command}")
+        run = describe_run(f"NODE_BASE={base} {asked}DSV41_NODE_FIGURES={path} {command}")
         about = {"base": base, "load_average": round(os.getloadavg()[2], 1)}
         Path(path).write_text(json.dumps({**run, **about, "figures": measured}, indent=1) + "\n")
 

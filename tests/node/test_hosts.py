@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections import Counter
@@ -17,8 +18,9 @@ from tests.node.conftest import LONG, Operator, ask, give_packages
 from tests.node.machine import Machine, Network
 from tests.node.test_deploy import failing_targets
 from tests.node.test_faults import load_on, wait_until
-from tests.node.test_upgrade import releases
+from tests.node.test_upgrade import ALIAS, releases
 
+SERVICES = ("prefill", "decode", "router")
 KEY = "layout-key-7d20"
 # As a pattern that its own command line does not hold.
 PATTERN = f"{KEY[:-1]}[{KEY[-1]}]"
@@ -60,7 +62,7 @@ class LayoutOperator(Operator):
                     }
                 }
             }
-            for name, machine in zip(("prefill", "decode", "router"), self.machines, strict=True)
+            for name, machine in zip(SERVICES, self.machines, strict=True)
         }
         variables = {"dsv41_node": {**NODE_FILE, **node_file}, **self.variables}
         inventory = self.directory / "hosts.json"
@@ -116,6 +118,12 @@ def services_of(machine: Machine) -> set[str]:
 def started(machine: Machine) -> str:
     """Return what systemd calls the running starts of the services of `machine`; another start has another name."""
     return machine.run("systemctl show -P InvocationID dsv41-prefill dsv41-decode dsv41-router dsv41-exporter").stdout
+
+
+def moment(layout: LayoutOperator, service: str, what: str) -> int:
+    """Return when `service` last became what `what` names (ActiveEnter, InactiveEnter), in microseconds of its machine's clock."""
+    machine: Machine = getattr(layout, service)
+    return int(machine.run(f"systemctl show -P {what}TimestampMonotonic dsv41-{service}").stdout)
 
 
 def serves(layout: LayoutOperator) -> bool:
@@ -174,10 +182,28 @@ def test_verbs_of_the_whole_say_where_they_work(layout: LayoutOperator) -> None:
     refused = layout.decode.run("dsv41 drain", check=False)
     assert refused.returncode == 2
     assert "the router runs on edge-c; run `dsv41 drain` there" in refused.stderr
+    refused = layout.router.run("dsv41 restart --pair", check=False)
+    assert refused.returncode == 2
+    assert "on the controller, in ansible/: `ansible-playbook -i inventory playbooks/restart.yml`" in refused.stderr
     layout.router.run("dsv41 drain")
     url = f"http://{layout.router.address}:30001/readiness"
     assert status_of(layout.router, url) == "503"
     layout.router.run("dsv41 drain --undo")
+    assert ask(layout.router, key=KEY)["choices"][0]["finish_reason"] == "stop"
+
+
+def test_restart_goes_through_the_hosts_in_the_order_of_the_memory(layout: LayoutOperator) -> None:
+    """Who writes into memory of another ends before its owner; the router starts when both engines serve."""
+    before = [started(machine) for machine in layout.machines]
+    play = layout.must_play("restart")
+    assert re.search(r"msg: drained in [0-9.]+ s", play.output)
+    assert not {line for text in before for line in text.split()} & {
+        line for machine in layout.machines for line in started(machine).split()
+    }
+    # Machines in containers have one monotonic clock.
+    ended, began = ({s: moment(layout, s, what) for s in SERVICES} for what in ("InactiveEnter", "ActiveEnter"))
+    assert sorted(SERVICES, key=ended.__getitem__) == ["router", "prefill", "decode"]
+    assert max(SERVICES, key=began.__getitem__) == "router"
     assert ask(layout.router, key=KEY)["choices"][0]["finish_reason"] == "stop"
 
 
@@ -202,6 +228,32 @@ def test_a_host_with_an_engine_reboots_and_only_requests_of_that_time_fail(
     late = {result["outcome"] for result in results if result["started"] > recovered}
     assert late == {"ok"}, "requests fail although the layout serves again"
     assert [started(machine) for machine in others] == before
+
+
+@LONG
+def test_an_upgrade_goes_through_all_hosts_and_rollback_undoes_it(
+    layout: LayoutOperator, figures: dict[str, object]
+) -> None:
+    """Every host asks the new release's preflight beside what serves, and none switches before all have."""
+    first = [current(machine) for machine in layout.machines]
+    layout.write_inventory(**ALIAS)
+    play = layout.must_play("upgrade")
+    figures["upgrade of three hosts, s"] = play.seconds
+    asked = play.output.index("TASK [node : Run the preflight]")
+    stopped = play.output.index("TASK [node : Ask what runs]")
+    for machine in layout.machines:
+        assert asked < play.output.index(f"ok: [{machine.name}]", asked) < stopped
+    second = [current(machine) for machine in layout.machines]
+    assert not set(first) & set(second)
+    for machine in layout.machines:
+        assert machine.run("grep aliases /etc/dsv41/node.toml").stdout == 'aliases = ["house-model"]\n'
+    assert ask(layout.router, key=KEY)["choices"][0]["finish_reason"] == "stop"
+
+    layout.must_play("rollback")
+    assert [current(machine) for machine in layout.machines] == first
+    layout.write_inventory()
+    layout.must_play("check")
+    assert ask(layout.router, key=KEY)["choices"][0]["finish_reason"] == "stop"
 
 
 @LONG
