@@ -121,7 +121,7 @@ def up(context: Context, detach: bool) -> None:  # noqa: FBT001
         launch_stack(made, out, [sys.executable, "-m", "dsv41_serving", *options, "up"], options)
     else:
         start_beside(made, say)
-        hold_stack(made, out, context.arguments())
+        hold_stack(made, out, context.arguments(), read_gpus=lambda: context.facts().gpus)
 
 
 @click.command()

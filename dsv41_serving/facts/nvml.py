@@ -29,6 +29,8 @@ _COMPUTE_MODES: dict[int | None, Literal["default", "prohibited", "exclusive"]] 
     pynvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
     pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive",
 }
+_P2P_READ = 0
+"""NVML_P2P_CAPS_INDEX_READ of nvml.h; nvidia-ml-py's constant of that name is a tuple (a comma too many), which NVML cannot take."""
 
 
 class NvmlGpu(BaseModel):
@@ -178,7 +180,7 @@ def _query_health(index: int, handles: dict[int, Any]) -> GpuHealth:
         pcie_width_max=_ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
         mig=None if mig is None else bool(mig[0]),
         compute_mode=_COMPUTE_MODES.get(_ask(pynvml.nvmlDeviceGetComputeMode, handle)),
-        p2p_peers=_query_peers(index, handles, pynvml.NVML_P2P_CAPS_INDEX_READ),
+        p2p_peers=_query_peers(index, handles, _P2P_READ),
     )
 
 

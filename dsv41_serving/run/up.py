@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from dsv41_serving.facts.model import Gpu
     from dsv41_serving.plan.model import Plan
 
 # What `dsv41 restart` sends.
@@ -47,13 +48,21 @@ def refuse_second(plan: Plan) -> None:
         )
 
 
-def hold_stack(plan: Plan, console: Console, options: Sequence[str] = ()) -> None:
+def hold_stack(
+    plan: Plan,
+    console: Console,
+    options: Sequence[str] = (),
+    *,
+    read_gpus: Callable[[], Sequence[Gpu]] = tuple,
+) -> None:
     """Run `plan` until SIGINT or SIGTERM, showing progress; the first drains, the second stops at once.
 
     `options` are those that chose the plan, for the commands that are shown. Raises GateError when a start fails or recovery gives up.
     """
     with hold_lock(plan, "up"), _guard(plan), Progress(console) as progress:
-        asyncio.run(_run_stack(plan, progress.show, lambda record: _announce(plan, console, record, options)))
+        asyncio.run(
+            _run_stack(plan, progress.show, lambda record: _announce(plan, console, record, options), read_gpus)
+        )
 
 
 def launch_stack(plan: Plan, console: Console, command: Sequence[str], options: Sequence[str] = ()) -> None:
@@ -138,14 +147,17 @@ def _guard(plan: Plan) -> Iterator[None]:
 
 
 async def _run_stack(
-    plan: Plan, on_change: Callable[[ServiceRecord], None], on_state: Callable[[StackRecord], None]
+    plan: Plan,
+    on_change: Callable[[ServiceRecord], None],
+    on_state: Callable[[StackRecord], None],
+    read_gpus: Callable[[], Sequence[Gpu]],
 ) -> None:
     def open_log(name: str) -> BinaryIO:
         path = log_path(plan, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("ab")
 
-    stack = Stack(plan, open_log=open_log, on_change=on_change, on_state=on_state)
+    stack = Stack(plan, open_log=open_log, on_change=on_change, on_state=on_state, read_gpus=read_gpus)
     loop = asyncio.get_running_loop()
     # A terminal that is closed drains as Ctrl-C does; `up --detach` has none.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
