@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dsv41_serving.bench.driver import LOG
 from dsv41_serving.bench.result import Round
+from dsv41_serving.bench.tokenizer import link_tokenizer
 from dsv41_serving.errors import GateError
 from dsv41_serving.plan.model import Placement
 from dsv41_serving.run.session import prepare_child
@@ -83,7 +84,8 @@ class Generator:
         (self._place / _PROMPTS).write_text("\n".join(prompts.lines) + "\n", encoding="utf-8")
         output = self._place / _OUTPUT
         output.unlink(missing_ok=True)
-        command = command_line(scenario, url=url, model=model, tokenizer=tokenizer, prompts=_PROMPTS, output=_OUTPUT)
+        linked = str(link_tokenizer(Path(tokenizer), self._place))
+        command = command_line(scenario, url=url, model=model, tokenizer=linked, prompts=_PROMPTS, output=_OUTPUT)
         status = self._order(command[command.index(MODULE) + 1 :])
         if status != "0" or not output.is_file():
             raise GateError(
@@ -92,7 +94,7 @@ class Generator:
                 remedy="dsv41 gate; read the logs of the services",
             )
         return parse_output(output.read_text(encoding="utf-8"), scenario), " ".join(["python", *command[1:]]).replace(
-            tokenizer, Path(tokenizer).name
+            linked, Path(tokenizer).name
         )
 
     def _order(self, arguments: Sequence[str]) -> str:

@@ -32,9 +32,10 @@ from starlette.routing import Route
 from dsv41_serving.bench.compare import FLOOR, LEVEL, judge
 from dsv41_serving.bench.generator import Generator
 from dsv41_serving.bench.noise import SIZES, TRIALS, simulate
-from dsv41_serving.bench.protocol import choose_target, clear_caches, load_words
+from dsv41_serving.bench.protocol import choose_target, clear_caches
 from dsv41_serving.bench.provenance import describe_run
 from dsv41_serving.bench.scenario import Scenario, Turn, write_prompts
+from dsv41_serving.bench.tokenizer import load_words
 from dsv41_serving.check.access import find_access
 from dsv41_serving.cli.context import Context
 from dsv41_serving.errors import Dsv41Error

@@ -19,7 +19,6 @@ from dsv41_serving.errors import GateError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from dsv41_serving.capacity.shape import ModelShape
     from dsv41_serving.check.access import Access
@@ -74,25 +73,6 @@ def find_engine_url(plan: Plan) -> str:
             remedy="measure a shape of one engine directly",
         )
     return plan.engines[0].url
-
-
-def load_words(tokenizer: str | Path) -> Words:
-    """Return the words of the tokenizer in directory `tokenizer`. Raises InputError when it cannot be loaded."""
-    from transformers import AutoTokenizer  # noqa: PLC0415 - seconds, and only here
-
-    try:
-        found = AutoTokenizer.from_pretrained(str(tokenizer))
-    except (OSError, ValueError) as error:
-        line = str(error).splitlines()[0]
-        raise InputError(
-            f"no tokenizer there ({line})", where=str(tokenizer), remedy="start the deployment once"
-        ) from None
-    special = set(found.all_special_tokens)
-    tokens = [token for token in found.convert_ids_to_tokens(list(range(len(found)))) if token not in special]
-    # Byte-level vocabularies write a blank as U+0120, SentencePiece as U+2581.
-    return Words(
-        lambda text: list(found.encode(text)), (token.replace("\u0120", " ").replace("\u2581", " ") for token in tokens)
-    )
 
 
 def measure_launch(

@@ -190,7 +190,7 @@ def bench_noise(result: Path, slower: float, floor: float, trials: int, as_json:
 def bench_handoff(context: Context, out: Path, prompts: tuple[int, ...], rounds: int) -> None:
     """Show where the time of a KV hand-off goes, stage by stage, on what runs now."""
     from dsv41_serving.bench.handoff import ANSWER_TOKENS, as_json, describe_lengths, measure_handoffs  # noqa: PLC0415
-    from dsv41_serving.bench.protocol import load_words  # noqa: PLC0415
+    from dsv41_serving.bench.tokenizer import load_words  # noqa: PLC0415
     from dsv41_serving.check.access import find_access, open_calls  # noqa: PLC0415
 
     plan, _ = context.plan()
@@ -222,8 +222,8 @@ def bench_soak(context: Context, out: Path, handoffs: int, restarts: int, longes
     import asyncio  # noqa: PLC0415
     from dataclasses import asdict  # noqa: PLC0415
 
-    from dsv41_serving.bench.protocol import load_words  # noqa: PLC0415
     from dsv41_serving.bench.soak import Outcome, describe, run_soak  # noqa: PLC0415
+    from dsv41_serving.bench.tokenizer import load_words  # noqa: PLC0415
     from dsv41_serving.check.access import find_access, open_client  # noqa: PLC0415
 
     plan, _ = context.plan()
@@ -299,7 +299,8 @@ def bench_report(result: Path, out: Path) -> None:
 def _measure_running(
     context: Context, loads: Sequence[Scenario], *, label: str, rounds: int, scale: float, url: str | None
 ) -> ResultSet:
-    from dsv41_serving.bench.protocol import load_words, measure_launch  # noqa: PLC0415
+    from dsv41_serving.bench.protocol import measure_launch  # noqa: PLC0415
+    from dsv41_serving.bench.tokenizer import load_words  # noqa: PLC0415
 
     plan, _ = context.plan()
     target = _find_target(context, plan, url)
@@ -315,8 +316,9 @@ def _measure_in_turn(
     files: tuple[Path, Path], names: Sequence[str], launches: int, *, rounds: int, scale: float, direct: Sequence[str]
 ) -> tuple[ResultSet, ResultSet]:
     from dsv41_serving.bench.alternate import launch_in_turn  # noqa: PLC0415
-    from dsv41_serving.bench.protocol import find_engine_url, load_words, measure_launch  # noqa: PLC0415
+    from dsv41_serving.bench.protocol import find_engine_url, measure_launch  # noqa: PLC0415
     from dsv41_serving.bench.scenario import choose_scenarios  # noqa: PLC0415
+    from dsv41_serving.bench.tokenizer import load_words  # noqa: PLC0415
     from dsv41_serving.cli.context import Context  # noqa: PLC0415
 
     contexts = [Context(file, None, (), Path("/")) for file in files]

@@ -263,7 +263,7 @@ def test_two_node_files_are_launched_in_turn_with_the_same_prompts(
     monkeypatch.setattr(
         "dsv41_serving.bench.alternate._call", lambda options, verb, _: calls.append(f"{options[1]} {verb[0]}")
     )
-    monkeypatch.setattr("dsv41_serving.bench.protocol.load_words", lambda _: None)
+    monkeypatch.setattr("dsv41_serving.bench.tokenizer.load_words", lambda _: None)
     prompts = set()
 
     def measure_instead(loads: Sequence[Scenario], *_: object, rounds: int, **__: object) -> Launch:
@@ -290,7 +290,7 @@ def test_an_engine_can_be_measured_against_its_router(tmp_path: Path, monkeypatc
     file = tmp_path / "node.toml"
     file.write_text(f'profile = "embedded"\nshape = "single"\n[node]\nstate_dir = "{tmp_path}"\n')
     monkeypatch.setattr("dsv41_serving.bench.alternate._call", lambda *_: None)
-    monkeypatch.setattr("dsv41_serving.bench.protocol.load_words", lambda _: None)
+    monkeypatch.setattr("dsv41_serving.bench.tokenizer.load_words", lambda _: None)
     urls: list[str] = []
 
     def measure_instead(_loads: object, target: Target, *_: object, **__: object) -> Launch:

@@ -47,22 +47,30 @@ def generator(tmp_path: Path) -> Iterator[Generator]:
         yield found
 
 
-def test_rounds_share_one_import_and_each_is_read(generator: Generator) -> None:
-    rounds = [generator.run_round(LOAD, PROMPTS, url="http://r", model="m", tokenizer="/home/me/t") for _ in range(2)]
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> str:
+    directory = tmp_path / "models" / "t"
+    directory.mkdir(parents=True)
+    (directory / "tokenizer.json").write_text("{}")
+    return str(directory)
+
+
+def test_rounds_share_one_import_and_each_is_read(generator: Generator, tokenizer: str) -> None:
+    rounds = [generator.run_round(LOAD, PROMPTS, url="http://r", model="m", tokenizer=tokenizer) for _ in range(2)]
     assert rounds[0][0].duration_s == rounds[1][0].duration_s != os.getpid()
     assert rounds[0][0].answers == (3,)
     assert "--tokenizer t --dataset-name" in rounds[0][1]
     assert rounds[0][1].startswith("python -m sglang.benchmark.serving --backend sglang-oai --base-url http://r ")
 
 
-def test_a_round_that_fails_is_said_and_the_next_one_runs(generator: Generator) -> None:
+def test_a_round_that_fails_is_said_and_the_next_one_runs(generator: Generator, tokenizer: str) -> None:
     for address, said in (
         ("http://refuse", r"ended with 1: nobody listens there"),
         ("http://crash", r"ended with -9: "),
     ):
         with pytest.raises(GateError, match=said):
-            generator.run_round(LOAD, PROMPTS, url=address, model="m", tokenizer="/t")
-    assert generator.run_round(LOAD, PROMPTS, url="http://r", model="m", tokenizer="/t")[0].completed == 1
+            generator.run_round(LOAD, PROMPTS, url=address, model="m", tokenizer=tokenizer)
+    assert generator.run_round(LOAD, PROMPTS, url="http://r", model="m", tokenizer=tokenizer)[0].completed == 1
 
 
 def test_nothing_is_left_when_it_is_closed_in_the_midst(generator: Generator) -> None:
@@ -74,11 +82,11 @@ def test_nothing_is_left_when_it_is_closed_in_the_midst(generator: Generator) ->
         os.kill(generator._driver.pid, 0)
 
 
-def test_without_sglang_it_says_so(tmp_path: Path) -> None:
+def test_without_sglang_it_says_so(tmp_path: Path, tokenizer: str) -> None:
     (tmp_path / "sglang").mkdir()
     (tmp_path / "sglang" / "__init__.py").write_text("raise ImportError('no engine here')")
     with (
         Generator({**os.environ, "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}) as found,
         pytest.raises(GateError, match="the load generator is gone: ImportError: no engine here"),
     ):
-        found.run_round(LOAD, PROMPTS, url="http://r", model="m", tokenizer="/t")
+        found.run_round(LOAD, PROMPTS, url="http://r", model="m", tokenizer=tokenizer)
