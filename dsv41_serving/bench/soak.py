@@ -1,6 +1,6 @@
 """Many hand-offs on a running pair, with clients that leave and engines that die, and what became of them.
 
-Meant for an engine with `disaggregation-enable-kv-checksum`: decode then compares the KV it got with what prefill sent, for every
+Only for engines with `disaggregation-enable-kv-checksum`: decode then compares the KV it got with what prefill sent, for every
 request. Answers are compared as well, with those the same prompts got alone; a batch may round otherwise, so a different answer
 without a failed checksum is no proof of corruption.
 """
@@ -40,6 +40,7 @@ KINDS = {"answer": 70, "cancel": 15, "leave": 10, "long answer": 5}
 """Per cent: a whole answer; a client that goes within 0.2 s; one that goes after the first token; an answer of 64 tokens."""
 KILLED = ("decode", "prefill")
 """In turn."""
+CHECKSUM = "--disaggregation-enable-kv-checksum"
 MISMATCH = re.compile("KV checksum mismatch")
 _COUNTED = re.compile(r"dsv41_handoff_(transfers|fallbacks)_total\{(\w+)\}")
 _SETTLE_S = 60.0
@@ -92,8 +93,8 @@ async def run_soak(
 ) -> Outcome:
     """Keep AT_ONCE requests of at most `longest` tokens going until `handoffs` were sent, killing an engine `restarts` times.
 
-    Raises InputError when there are too few requests to fill every slot before each kill, GateError when the pair does not come
-    back or an engine does not answer at the end.
+    Raises InputError when the engines compare no checksums or there are too few requests to fill every slot before each kill,
+    GateError when the pair does not come back or an engine does not answer at the end.
     """
     least = AT_ONCE * (restarts + 1)
     if handoffs < least:
@@ -101,6 +102,12 @@ async def run_soak(
             f"{handoffs} requests are too few to kill an engine {restarts} times while {AT_ONCE} run",
             where="--handoffs",
             remedy=f"send {least} or more, or fewer --restarts",
+        )
+    if not all(CHECKSUM in engine.argv for engine in plan.engines):
+        raise InputError(
+            "the engines do not compare the KV they hand over",
+            where=f"node {plan.node}",
+            remedy=f"start them with --set engine.args.{CHECKSUM.removeprefix('--')}=true",
         )
     soak = _Soak(plan, state_dir, client, say)
     prompts = {length: words.write(length, f"soak/{length}") for length in LENGTHS if length <= longest}

@@ -79,7 +79,7 @@ def window_tokens(shape: ModelShape, engine: EngineSettings) -> int:
     """Return the tokens of the window pool that SGLang reserves for the cap of running requests (`mode=cap`).
 
     A request holds its window, what is not evicted yet, a page to align, and what the next step allocates; prefill adds
-    the chunks in flight, and every cached prefix keeps a tail.
+    the chunks in flight, and every cached prefix keeps a tail: without a prefix cache, as on a decode engine, there is none.
     """
     per_step = engine.draft_tokens or 1
     ahead = engine.page if not engine.draft_tokens else 2 * max(engine.page, engine.draft_tokens)
@@ -89,7 +89,8 @@ def window_tokens(shape: ModelShape, engine: EngineSettings) -> int:
         cap += (shape.sliding_window + engine.page) * engine.extra_slots
     else:
         cap += (2 if engine.overlap else 1) * engine.chunk + engine.page
-    tails = _TAILS_PER_REQUEST * engine.max_running_requests if engine.prefix_tails is None else engine.prefix_tails
+    default = _TAILS_PER_REQUEST * engine.max_running_requests if engine.radix_cache else 0
+    tails = default if engine.prefix_tails is None else engine.prefix_tails
     headroom = tails * (shape.sliding_window + engine.page)
     return -(-(cap + headroom) // engine.page) * engine.page
 

@@ -94,7 +94,7 @@ def run(context: Context, role: str) -> None:
     service = _find_service(made, role)
     prepare_start(made, found, (service,), report_preparation(service, say))
     _foresee(context, made, found, (service,))
-    run_service(made, service, say=say, read_gpus=lambda: context.facts().gpus)
+    run_service(made, service, say=say)
 
 
 @click.command()
@@ -121,7 +121,7 @@ def up(context: Context, detach: bool) -> None:  # noqa: FBT001
         launch_stack(made, out, [sys.executable, "-m", "dsv41_serving", *options, "up"], options)
     else:
         start_beside(made, say)
-        hold_stack(made, out, context.arguments(), read_gpus=lambda: context.facts().gpus)
+        hold_stack(made, out, context.arguments())
 
 
 @click.command()

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import BinaryIO
 
-    from dsv41_serving.facts.model import Gpu
     from dsv41_serving.plan.model import Plan, Service
 
 _WORKER_POLL_S = 0.5
@@ -50,7 +49,6 @@ def run_service(
     *,
     output: BinaryIO | None = None,
     say: Callable[[str], None],
-    read_gpus: Callable[[], Sequence[Gpu]] = tuple,
 ) -> None:
     """Run `service` until SIGTERM or SIGINT, then drain and stop it.
 
@@ -58,7 +56,7 @@ def run_service(
     it listens. Raises GateError when the service does not pass its gate or ends by itself.
     """
     with hold_lock(plan, service.name):
-        asyncio.run(_run(plan, service, output or sys.stdout.buffer, say, read_gpus))
+        asyncio.run(_run(plan, service, output or sys.stdout.buffer, say))
 
 
 async def _run(
@@ -66,7 +64,6 @@ async def _run(
     service: Service,
     output: BinaryIO,
     say: Callable[[str], None],
-    read_gpus: Callable[[], Sequence[Gpu]],
 ) -> None:
     notifier = Notifier()
     records = Records(plan.state_dir)
@@ -82,9 +79,7 @@ async def _run(
             say(f"{record.name}: {line}")
 
     # Under systemd the unit owns CPUs and memory policy; only one of the two may set them.
-    supervisor = Supervisor(
-        plan, service, output=output, on_change=publish, pin=not notifier.enabled, read_gpus=read_gpus
-    )
+    supervisor = Supervisor(plan, service, output=output, on_change=publish, pin=not notifier.enabled)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -13,10 +13,9 @@ from dsv41_serving.run.record import Records, ServiceRecord, StackRecord, StackS
 from dsv41_serving.run.supervise import Supervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine
     from typing import Any, BinaryIO
 
-    from dsv41_serving.facts.model import Gpu
     from dsv41_serving.plan.model import Plan
 
 RESTART_LIMIT = 3
@@ -33,7 +32,6 @@ class Stack:
         open_log: Callable[[str], BinaryIO],
         on_change: Callable[[ServiceRecord], None] = lambda _: None,
         on_state: Callable[[StackRecord], None] = lambda _: None,
-        read_gpus: Callable[[], Sequence[Gpu]] = tuple,
         restart_delay_s: float = 2.0,
     ) -> None:
         """Prepare to run `plan`; `open_log` gives the stream that receives the output of a service."""
@@ -51,9 +49,7 @@ class Stack:
             pid=os.getpid(), start_ticks=own_start_ticks(), state="starting", node=plan.node, started_at=time.time()
         )
         self._supervisors = {
-            service.name: Supervisor(
-                plan, service, output=open_log(service.name), on_change=self._publish, read_gpus=read_gpus
-            )
+            service.name: Supervisor(plan, service, output=open_log(service.name), on_change=self._publish)
             for service in plan.services
         }
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from dsv41_serving.check.gate import check_engine, check_router
 from dsv41_serving.check.result import Finding, all_passed
 from dsv41_serving.errors import GateError
-from dsv41_serving.facts import count_oom_kills, find_listener, read_process
+from dsv41_serving.facts import count_oom_kills, find_listener, read_facts, read_process
 from dsv41_serving.plan.ports import describe_owner
 from dsv41_serving.run.drain import wait_until_idle
 from dsv41_serving.run.history import StartHistory
@@ -30,9 +30,8 @@ from dsv41_serving.run.sweep import remove_files, shared_memory_of
 from dsv41_serving.transport.lanes import WriteTables, choose_lane
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from dsv41_serving.facts.model import Gpu
     from dsv41_serving.plan.model import Plan, Service
 
 GATE_RETRY_S = 1.0
@@ -59,7 +58,6 @@ class Supervisor:
         output: BinaryIO,
         on_change: Callable[[ServiceRecord], None],
         pin: bool = True,
-        read_gpus: Callable[[], Sequence[Gpu]] = tuple,
     ) -> None:
         """Supervise `service` of `plan`; what it prints goes to `output` byte by byte."""
         self.service = service
@@ -67,7 +65,6 @@ class Supervisor:
         self._output = output
         self._on_change = on_change
         self._pin = pin
-        self._read_gpus = read_gpus
         self._history = StartHistory(plan.state_dir, service.name)
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -269,9 +266,9 @@ class Supervisor:
         if pid is None or ticks is None:
             raise GateError("ended before it could be looked at", where=self.service.name, remedy="read its log")
         if self.service.is_engine:
-            findings = await check_engine(
-                self._plan, self.service, pid, ticks, await asyncio.to_thread(self._read_gpus)
-            )
+            # What they hold now: the facts of the plan are from before the start.
+            gpus = (await asyncio.to_thread(read_facts)).gpus if self.service.placement.gpus else ()
+            findings = await check_engine(self._plan, self.service, pid, ticks, gpus)
         else:
             findings = await check_router(self._plan, self.service, pid, ticks)
         # Two engines can have the same check in one gate: it passed when both did.

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from dsv41_serving.facts.model import Gpu
     from dsv41_serving.plan.model import Plan
 
 # What `dsv41 restart` sends.
@@ -48,21 +47,13 @@ def refuse_second(plan: Plan) -> None:
         )
 
 
-def hold_stack(
-    plan: Plan,
-    console: Console,
-    options: Sequence[str] = (),
-    *,
-    read_gpus: Callable[[], Sequence[Gpu]] = tuple,
-) -> None:
+def hold_stack(plan: Plan, console: Console, options: Sequence[str] = ()) -> None:
     """Run `plan` until SIGINT or SIGTERM, showing progress; the first drains, the second stops at once.
 
     `options` are those that chose the plan, for the commands that are shown. Raises GateError when a start fails or recovery gives up.
     """
     with hold_lock(plan, "up"), _guard(plan), Progress(console) as progress:
-        asyncio.run(
-            _run_stack(plan, progress.show, lambda record: _announce(plan, console, record, options), read_gpus)
-        )
+        asyncio.run(_run_stack(plan, progress.show, lambda record: _announce(plan, console, record, options)))
 
 
 def launch_stack(plan: Plan, console: Console, command: Sequence[str], options: Sequence[str] = ()) -> None:
@@ -147,17 +138,14 @@ def _guard(plan: Plan) -> Iterator[None]:
 
 
 async def _run_stack(
-    plan: Plan,
-    on_change: Callable[[ServiceRecord], None],
-    on_state: Callable[[StackRecord], None],
-    read_gpus: Callable[[], Sequence[Gpu]],
+    plan: Plan, on_change: Callable[[ServiceRecord], None], on_state: Callable[[StackRecord], None]
 ) -> None:
     def open_log(name: str) -> BinaryIO:
         path = log_path(plan, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("ab")
 
-    stack = Stack(plan, open_log=open_log, on_change=on_change, on_state=on_state, read_gpus=read_gpus)
+    stack = Stack(plan, open_log=open_log, on_change=on_change, on_state=on_state)
     loop = asyncio.get_running_loop()
     # A terminal that is closed drains as Ctrl-C does; `up --detach` has none.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -51,6 +51,7 @@ def describe_environment(arguments: list[str], module: str = "bench") -> dict[st
         "driver": driver,
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "triton", "sglang", "sgl-flash-mla")},
+        **({"note": note} if (note := os.environ.get("DSV41_NOTE")) else {}),
     }
 
 

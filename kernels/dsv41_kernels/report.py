@@ -139,11 +139,12 @@ def plot(title: str, records: list[Record]) -> str:
 
 def _run_line(record: Record) -> str:
     roofline = record["roofline"]
+    meanwhile = f"; meanwhile: {record['note']}" if "note" in record else ""
     return (
         f"{record['gpu']}, driver {record['driver']}, torch {record['torch']}, triton {record['triton']}, "
         f"sglang {record['sglang']}, {record['date']}, commit {str(record['commit'])[:12]}; measured ceilings: copy "
         f"{roofline['bandwidth'] / 1e12:.2f} TB/s, bf16 product {roofline['matmul'] / 1e12:.0f} TFLOP/s; floor "
-        f"{roofline['floor_us']:.1f} us; `{record['command']}`"
+        f"{roofline['floor_us']:.1f} us; `{record['command']}`{meanwhile}"
     )
 
 

@@ -49,6 +49,12 @@ def test_gains_losses_and_paths_that_did_not_run_all_appear(tmp_path: pathlib.Pa
     assert "not run: no package" in row
 
 
+def test_what_else_ran_is_said(tmp_path: pathlib.Path):
+    """A measurement that had neighbours says so beside its versions."""
+    page = _write(tmp_path, [{"path": "kernel", "median_us": 10.0, "note": "an engine started"}])
+    assert "; `python -m dsv41_kernels.bench`; meanwhile: an engine started" in page
+
+
 def test_the_newest_line_of_a_path_counts(tmp_path: pathlib.Path):
     """A repeated measurement replaces the older one."""
     page = _write(tmp_path, [{"path": "kernel", "median_us": 10.0}, {"path": "kernel", "median_us": 4.0}])

@@ -127,6 +127,7 @@ def test_the_table_gives_stock_over_variant(tmp_path: pathlib.Path) -> None:
         "commit": "c",
     }
     common |= {"command": "x", "heads": 64, "gpus": "0", "context": 4096, "batch": 1, "kind": "prefill"}
+    common |= {"note": "nothing else ran"}
     records = [
         {
             **common,
@@ -161,6 +162,7 @@ def test_the_table_gives_stock_over_variant(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     lines = table.write_table(tmp_path)
     assert "- pair: `DSV41_KERNELS=all=on`, prefill and decode on a GPU each" in lines
+    assert "- meanwhile: nothing else ran" in lines
     assert "| pair | 2 of 3 | 144 | 40 (0.02) | 0.001, 0.01, 0.5 |" in lines
     assert "| `fused_moe` | 50.0 | 12.0 | 25% |" in lines
     assert '- shadow: `dsv41_kernel_shadow_checks_total{op="compress"}` 7' in lines

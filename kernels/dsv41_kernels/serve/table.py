@@ -49,6 +49,7 @@ def _setting(records: list[dict[str, Any]]) -> list[str]:
         f"- {some['gpu']}, {some.get('layers', 6)} layers, {some['heads']} heads, {versions}, {some['date']}, commit {some['commit']}",
         f"- `{some['command']}`",
         *(f"- {name}: `DSV41_KERNELS={text}`{_shape(gpus)}" for name, text, gpus in variants),
+        *([f"- meanwhile: {some['note']}"] if "note" in some else []),
     ]
 
 

@@ -76,6 +76,17 @@ def test_every_kill_happens_with_every_slot_taken_or_none_is_begun() -> None:
     assert max(place_kills(24, 2)) + soak.AT_ONCE - 1 < 24
 
 
+def test_engines_that_compare_no_checksums_are_refused() -> None:
+    """Nothing would be found corrupted, whatever was: the result would say "sound"."""
+    compares, silent = (SimpleNamespace(argv=("engine", *more)) for more in ((soak.CHECKSUM,), ()))
+    plan = SimpleNamespace(node="a", engines=(compares, silent))
+    with pytest.raises(InputError, match="node a: the engines do not compare the KV they hand over") as error:
+        asyncio.run(
+            soak.run_soak(plan, "", None, handoffs=24, restarts=2, longest=8, client=None, say=print)  # type: ignore[arg-type]
+        )
+    assert error.value.remedy == "start them with --set engine.args.disaggregation-enable-kv-checksum=true"
+
+
 def test_a_pair_that_was_killed_counts_anew_even_when_it_soon_counts_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three looks at one engine: 100, killed, 120. That is 220, although nothing ever fell between two looks."""
     engine = SimpleNamespace(name="decode", kind="decode", metrics_url="http://decode/metrics")

@@ -11,12 +11,14 @@ import pytest
 
 from dsv41_serving.capacity.engine import EngineSettings, read_settings
 from dsv41_serving.capacity.estimate import GIB, GPU_MEMORY, LOADED_BYTES, estimate_engine, estimate_node
+from dsv41_serving.capacity.measured import predict
 from dsv41_serving.capacity.pools import ENTRIES, INDEX_KEY, hand_off_bytes, size_pools, window_tokens
 from dsv41_serving.capacity.report import list_shortages
 from dsv41_serving.capacity.shape import ModelShape, read_shape
 from dsv41_serving.capacity.weights import pad_intermediate, weigh
 from dsv41_serving.spec import load_spec
 
+RESULTS = Path(__file__).parents[3] / "deploy/results"
 FLASH = read_shape(None, "deepseek-v4.1-flash")
 # The six-layer V4.1 that was measured: one source of ratio 2, one of ratio 1, 16 experts, no tables.
 SIX_LAYERS = ModelShape.model_validate(
@@ -81,6 +83,18 @@ def test_bytes_a_token_of_v41() -> None:
     assert (pools.main_bytes_per_token, pools.index_bytes_per_token) == (1462.5, 170.0)
 
 
+def test_a_rank_of_forty_layers_is_foretold_within_three_per_cent() -> None:
+    """What prefill and decode of profile h200x2-rank reported on two H200, in the committed record."""
+    record = json.loads((RESULTS / "rank/capacity.json").read_text(encoding="utf-8"))
+    shape = read_shape(None, "v41-rank")
+    for name, reported in record["reported"].items():
+        found = predict(estimate_engine(shape, settings("h200x2-rank", name), record["gpu_memory_bytes"]))
+        errors = {quantity: found[quantity] / value - 1 for quantity, value in reported.items()}
+        assert set(errors) == {"pool tokens", "window tokens", "weights GiB"}
+        assert errors["window tokens"] == 0.0
+        assert max(map(abs, errors.values())) < 0.03
+
+
 def test_hand_off_of_four_prompts_of_the_six_layer_model() -> None:
     """Counted by NIXL between two NVIDIA H200: two prompts of 4,096 and two of 16,384 tokens, 41.69 MiB, states aside."""
     decode = replace(ONE_H200, role="decode")
@@ -142,12 +156,14 @@ def test_experts_are_padded_as_their_runner_does(capability: str, tp: int, ep: i
 
 
 def test_the_window_pool_follows_the_cap_of_running_requests() -> None:
-    """128 window + 128 until eviction + a page to align + a page ahead, and four tails, for each of 64; chunks for prefill."""
-    assert window_tokens(FLASH, H200) == 64 * (128 + 128 + 256 + 256) + 4 * 64 * (128 + 256)
+    """128 window + 128 until eviction + a page to align + a page ahead for each of 64; prefill adds four tails for each, and chunks."""
+    assert window_tokens(FLASH, H200) == 64 * (128 + 128 + 256 + 256)
     prefill = settings("h200x8", "prefill")
-    assert window_tokens(FLASH, prefill) == window_tokens(FLASH, H200) + 2 * 4096 + 256
-    assert window_tokens(FLASH, replace(prefill, overlap=False)) == window_tokens(FLASH, H200) + 4096 + 256
-    assert window_tokens(FLASH, replace(H200, prefix_tails=0)) == 64 * 768
+    tails = 4 * 64 * (128 + 256)
+    assert window_tokens(FLASH, prefill) == window_tokens(FLASH, H200) + tails + 2 * 4096 + 256
+    assert window_tokens(FLASH, replace(prefill, overlap=False)) == window_tokens(FLASH, H200) + tails + 4096 + 256
+    assert window_tokens(FLASH, replace(prefill, radix_cache=False)) == window_tokens(FLASH, prefill) - tails
+    assert window_tokens(FLASH, replace(H200, prefix_tails=10)) == window_tokens(FLASH, H200) + 3840
     assert window_tokens(FLASH, replace(H200, extra_slots=10)) == window_tokens(FLASH, H200) + 3840
 
 

@@ -135,7 +135,7 @@ def test_prediction_is_held_against_the_pages_of_the_engines() -> None:
     page = MetricsPage(
         f'sglang:max_total_num_tokens{{tp_rank="0"}} {decode.tokens}\n'
         f'sglang:kv_cache_memory_usage_gb{{tp_rank="0"}} {decode.pool_bytes / GIB * 1.25}\n'
-        'sglang:max_total_num_tokens_swa{tp_rank="0"} 147456\n'
+        'sglang:max_total_num_tokens_swa{tp_rank="0"} 49152\n'
         'sglang:weight_memory_usage_gb{tp_rank="0"} 119.83\n'
     )
     rows = {row.quantity: row for row in compare_reports(node, {"decode": page})}

@@ -289,6 +289,25 @@ def test_an_engine_must_keep_to_the_numa_node_of_the_plan(tmp_path: Path) -> Non
     assert (last.check, last.passed) == ("placement", False)
 
 
+@pytest.mark.usefixtures("fast")
+def test_a_starting_engine_is_asked_for_its_weights_until_they_are_there(
+    tmp_path: Path, two_sockets: Facts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPUs are read anew each time the gate is tried: they were empty when the plan was made."""
+    full = [gpu.model_copy(update={"memory_used_bytes": gpu.memory_total_bytes // 2}) for gpu in two_sockets.gpus]
+    seen = [two_sockets, two_sockets.model_copy(update={"gpus": tuple(full)})]
+    monkeypatch.setattr(supervise, "read_facts", lambda: seen.pop(0) if len(seen) > 1 else seen[0])
+    plan = fake_plan(tmp_path)
+    placed = plan.service("prefill").model_copy(update={"placement": Placement(gpus=(0, 1), numa_node=None, cpus=())})
+    plan = plan.model_copy(update={"services": (placed, *plan.services[1:])})
+
+    async def look() -> dict[str, bool]:
+        return Records(tmp_path).read_services(plan)[0].checks
+
+    assert with_stack(plan, look)["gpu memory"]
+    assert len(seen) == 1
+
+
 def fake_plan_without_gpus(plan: Plan) -> Plan:
     """Return the plan with every service placed anywhere."""
     anywhere = [service.model_copy(update={"placement": ANYWHERE}) for service in plan.services]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from types import SimpleNamespace
 
 import pynvml
@@ -11,6 +12,12 @@ from dsv41_serving.facts import NvmlGpu, NvmlLibrary, NvmlReport
 from dsv41_serving.facts.model import GpuHealth
 
 MIB = 1 << 20
+
+
+def answer_peers(_one: int, _other: int, capability: int) -> int:
+    """Every GPU reads every other's memory; as the library does, refuse a capability that is no number."""
+    assert ctypes.c_uint(capability).value in {0, 2}  # NVML_P2P_CAPS_INDEX_READ and _NVLINK of nvml.h
+    return int(pynvml.NVML_P2P_STATUS_OK)
 
 
 class FakeDriver:
@@ -35,7 +42,7 @@ class FakeDriver:
             nvmlDeviceGetCudaComputeCapability=lambda _: [9, 0],
             nvmlDeviceGetPersistenceMode=lambda _: 1,
             nvmlDeviceGetComputeRunningProcesses=lambda _: [SimpleNamespace(pid=9), SimpleNamespace(pid=7)],
-            nvmlDeviceGetP2PStatus=lambda *_: pynvml.NVML_P2P_STATUS_OK,
+            nvmlDeviceGetP2PStatus=answer_peers,
             nvmlDeviceGetCurrentClocksThrottleReasons=lambda _: pynvml.nvmlClocksThrottleReasonGpuIdle,
             nvmlDeviceGetRemappedRows=lambda _: (1, 0, 0, 0),
             nvmlDeviceGetMigMode=lambda _: [0, 0],
