@@ -102,10 +102,12 @@ def test_results_become_a_table_with_a_line_for_each_length_of_prompt() -> None:
 def test_the_page_shows_the_committed_results() -> None:
     """Each run with the medians of its file, the losing ones too."""
     root = Path(__file__).parents[3]
-    files = sorted((root / "deploy/results/handoff").glob("*-*.json"))
-    assert files
-    table = tabulate({path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files})
-    assert "\n".join(table) in (root / "dsv41_serving/bench/README.md").read_text(encoding="utf-8")
+    page = (root / "dsv41_serving/bench/README.md").read_text(encoding="utf-8")
+    embedded = sorted((root / "deploy/results/handoff").glob("*-*.json"))
+    assert embedded
+    for files in (embedded, [root / f"deploy/results/rank/{name}.json" for name in ("packed", "stock")]):
+        table = tabulate({path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files})
+        assert "\n".join(table) in page
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pynvml
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from dsv41_serving.exporter import metrics
 from dsv41_serving.exporter.gpu import GpuSource
 
 FIELDS = {
@@ -183,3 +186,16 @@ def test_without_a_driver_there_is_nothing_to_say(code: int) -> None:
         raise pynvml.NVMLError(code)
 
     assert values_of(GpuSource(nvml=FakeNvml(nvmlInit=fail))) == {}
+
+
+def test_a_real_gpu_answers_every_metric() -> None:
+    """The recorded page of two H200: no GPU metric that only a stand-in emits. An Xid has no sample before its first error."""
+    page = (Path(__file__).parents[3] / "deploy/results/rank/exporter.prom").read_text(encoding="utf-8")
+    answered = {
+        (sample.name, sample.labels["gpu"])
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if "gpu" in sample.labels
+    }
+    declared = {metric.name for metric in metrics.METRICS if metric.name.startswith("dsv41_gpu_")}
+    assert answered == {(name, gpu) for name in declared - {metrics.GPU_XID.name} for gpu in ("0", "1")}
