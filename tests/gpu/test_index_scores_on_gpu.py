@@ -46,6 +46,6 @@ def test_more_ragged_groups_than_one_launch_serves_on_gpu():
     lengths = [scene.consecutive_lengths(newest, count, 1) for newest, count in zip((900, 600, 5), rows, strict=True)]
     inputs = scene.make_scene(lengths, ratio=1, heads=32, max_length=1024, device=GPU, seed=2)
     starts = kernel.split_rows(rows, 8, GPU)
-    assert len(starts) - 1 > kernel.MAX_RAGGED_GROUPS
+    assert len(starts) - 1 > kernel.RAGGED_GROUPS[-1]
     outputs = kernel.index_scores(**inputs, ratio=1, max_length=1024, group_rows=8, starts=starts)
     assert problem.compare(outputs, reference.index_scores(**inputs, ratio=1, max_length=1024)) == []

@@ -81,7 +81,7 @@ def test_split_rows_keeps_requests_apart():
 
 def test_more_ragged_groups_than_one_launch_serves(monkeypatch: pytest.MonkeyPatch):
     """The groups are served by several launches with the same result."""
-    monkeypatch.setattr(kernel, "MAX_RAGGED_GROUPS", 2)
+    monkeypatch.setattr(kernel, "RAGGED_GROUPS", (2,))
     lengths = [scene.consecutive_lengths(90, 7, 1), scene.consecutive_lengths(11, 2, 1)]
     inputs = small_scene(lengths, 128)
     starts = kernel.split_rows([7, 2], 2, CPU)

@@ -37,7 +37,11 @@ MANY_ROWS = 1024
 """From here on a launch is bound by instructions, not latency: fewer warps per row repeat less of what every warp does."""
 
 
-@triton.jit
+# What differs from batch to batch makes no variant: compiling one takes over a second while a request waits.
+@triton.jit(
+    do_not_specialize=["requests"],
+    do_not_specialize_on_alignment=["p_positions", "p_request", "p_location", "p_start", "p_length"],
+)
 def compress_kernel(
     p_kv,  # [rows, 512] bf16 (ratio 1) or fp32 (ratio 2), row stride kv_stride
     p_score,  # [rows, 512] fp32, row stride kv_stride

@@ -23,7 +23,8 @@ FEW_ROWS = 256
 """Up to here a launch is bound by latency: small tiles spread over more multiprocessors."""
 
 
-@triton.jit
+# What differs from batch to batch makes no variant: compiling one takes over a second while a request waits.
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["p_positions", "p_location"])
 def index_keys_kernel(
     p_latent,  # [rows, 512] bf16, or [rows, 128] already projected
     p_weight,  # [128, 512] bf16

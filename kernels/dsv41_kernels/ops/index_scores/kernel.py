@@ -62,7 +62,11 @@ def _score_rows(
     tl.store(p_maximum + o_row * maximum_stride + o_block, best, mask=o_block * tile.BLOCK < length[None, :])
 
 
-@triton.jit
+# What differs from chunk to chunk must not make a variant: each costs over a second of compilation while a prompt waits.
+@triton.jit(
+    do_not_specialize=["groups", "table_stride"],
+    do_not_specialize_on_alignment=["p_request", "p_table", "p_length", "p_start"],
+)
 def index_scores_kernel(
     p_query,
     p_weight,
@@ -170,8 +174,10 @@ CONFIGS = {
     6: Config((4, 2), 64, 4, 3, 2),
     8: Config((4, 4), 64, 4, 3, 2),
 }
-MAX_RAGGED_GROUPS = 128
-"""Ragged groups of one launch: every program keeps their lengths in registers. More are served by more launches."""
+RAGGED_GROUPS = (16, 128)
+"""Ragged groups of one launch: every program keeps their lengths in registers. More are served by more launches of the last."""
+_WIDTH = 128
+"""Rows of scores and of block maxima both stay a multiple of 16 elements long, whatever the context is."""
 MAX_GROUPS = 1024
 """Groups of one launch when they are all of the same size."""
 
@@ -259,11 +265,11 @@ def index_scores(
     ]
     if wrong:
         raise UnsupportedProblemError(f"index_scores: {'; '.join(wrong)}")
-    width = -(-max_length // layout.INDEX_SLOTS) * layout.INDEX_SLOTS  # rows stay 256-byte aligned
+    width = -(-max_length // _WIDTH) * _WIDTH
     scores = torch.empty(rows, width, dtype=torch.float32, device=query.device)
     maxima = torch.empty(rows, width // tile.BLOCK.value, dtype=torch.float32, device=query.device)
     config = config or CONFIGS[group_rows]
-    most = groups if starts is None else min(groups, MAX_RAGGED_GROUPS)
+    most = groups if starts is None else next((n for n in RAGGED_GROUPS if n >= groups), RAGGED_GROUPS[-1])
     for first in range(0, groups if max_length else 0, max(most, 1)):
         index_scores_kernel[(multiprocessors(query.device) * config.programs,)](
             query,
