@@ -1,6 +1,7 @@
 """The synthetic model and the comparison of answers; the servers themselves need a GPU."""
 
 import ast
+import gzip
 import importlib.util
 import json
 import math
@@ -14,11 +15,12 @@ import pytest
 import torch
 
 from dsv41_kernels import codec
-from dsv41_kernels.serve import compare, profile, rank, table, weights, workload
+from dsv41_kernels.serve import compare, profile, rank, table, verdict, weights, workload
 from dsv41_kernels.serve.model import Scale
 from dsv41_kernels.serve.server import Variant
 
 ROOT = pathlib.Path(__file__).parents[2]
+GAINS = weights.Gains(experts=0.125)
 
 
 class Layer(torch.nn.Module):
@@ -47,7 +49,7 @@ class Layer(torch.nn.Module):
 
 def filled(seed: int) -> dict[str, torch.Tensor]:
     layer = Layer()
-    weights.initialize(layer, seed)
+    weights.initialize(layer, seed, GAINS)
     return layer.state_dict()
 
 
@@ -67,12 +69,93 @@ def test_matrices_have_unit_gain_whatever_their_type() -> None:
 
 def test_a_fused_projection_holds_the_same_model_as_two() -> None:
     fused = torch.empty(1024, 64)
-    weights.fill("layers.2.wkv_gate.weight", fused, {}, 1)
+    weights.fill("layers.2.compressor.wkv_gate.weight", fused, {}, 1, GAINS)
     parts = []
     for part in ("wkv", "wgate"):
         parts.append(torch.empty(512, 64))
-        weights.fill(f"layers.2.{part}.weight", parts[-1], {}, 1)
+        weights.fill(f"layers.2.compressor.{part}.weight", parts[-1], {}, 1, GAINS)
     assert torch.equal(fused, torch.cat(parts))
+
+
+def matrix(name: str, *shape: int, gains: weights.Gains = GAINS, tensors: dict | None = None) -> torch.Tensor:
+    """The synthetic matrix `name` in float32."""
+    made = torch.empty(*shape)
+    weights.fill(name, made, {} if tensors is None else tensors, 1, gains)
+    return made
+
+
+def normalise(rows: torch.Tensor) -> torch.Tensor:
+    return rows / rows.square().mean(dim=-1, keepdim=True).sqrt()
+
+
+def test_a_token_is_followed_by_one_of_its_family() -> None:
+    """The likeliest tokens after each token are as many as a family has, alike within a class, and far above all others."""
+    embeddings = matrix("model.embed_tokens.weight", 512, 1024)
+    output = matrix("lm_head.weight", 512, 1024, tensors={"model.embed_tokens.weight": embeddings})
+    logits = normalise(embeddings) @ output.T
+    likeliest = logits.topk(3, dim=1)
+    assert (likeliest.values[:, 1] - likeliest.values[:, 2]).min() > GAINS.certainty
+    families = likeliest.indices[:, :2].sort(dim=1).values
+    assert torch.equal(families[:256], families[256:])
+    assert len(families.flatten().unique()) == 512  # every token follows some class
+
+
+def test_output_rows_need_embeddings_of_their_shape() -> None:
+    with pytest.raises(ValueError, match="need embeddings of the same shape"):
+        matrix("lm_head.weight", 512, 64, tensors={"model.embed_tokens.weight": torch.empty(512, 32)})
+
+
+def test_attention_and_index_look_for_the_same_entries() -> None:
+    """Keys of both carry a token's salience, and queries of both look for it, in channels that are not rotated."""
+    embeddings = matrix("model.embed_tokens.weight", 400, 1024)
+    hidden = normalise(embeddings)
+    salience = hidden @ torch.tensor([1.0, -1.0]).repeat(512)
+    entries = normalise(hidden @ matrix("layers.4.self_attn.compressor.wkv.weight", 512, 1024).T)
+    query = normalise(hidden @ matrix("layers.4.self_attn.wq_a.weight", 256, 1024).T)
+    attention = (query @ matrix("layers.4.self_attn.wq_b.weight", 1024, 256).T).view(400, 2, 512)
+    keys = normalise(entries @ matrix("layers.4.self_attn.indexer.wk.weight", 128, 512).T)
+    index = (query @ matrix("layers.4.self_attn.indexer.wq_b.weight", 4096, 256).T).view(400, 32, 128)
+    weight = hidden @ matrix("layers.4.self_attn.indexer.weights_proj.weight", 32, 1024).T
+    assert (weight > 0).float().mean() > 0.9
+    scores = (torch.einsum("qhd,kd->qkh", index[:50], keys).relu() * weight[:50, None]).sum(dim=2)
+    logits = torch.einsum("qhd,kd->qhk", attention[..., :448], entries[:, :448])
+    order = salience.argsort(descending=True)
+    assert scores[:, order[:50]].mean() > 3 * scores[:, order[200:]].mean()
+    heavy = (logits / math.sqrt(512)).softmax(dim=2)
+    selected = scores.topk(100, dim=1).indices[:, None].expand(-1, 2, -1)
+    assert heavy[:50].gather(2, selected).sum(dim=2).mean() > 0.9
+    plain = weights.Gains(focus=0, index=0)
+    unguided = (query @ matrix("layers.4.self_attn.wq_b.weight", 1024, 256, gains=plain).T).view(400, 2, 512)
+    flat = (torch.einsum("qhd,kd->qhk", unguided[..., :448], entries[:, :448]) / math.sqrt(512)).softmax(dim=2)
+    assert flat[:50].gather(2, selected).sum(dim=2).mean() < 0.5
+
+
+def test_gains_are_read_and_refused_by_name() -> None:
+    assert weights.Gains.read("attention=0.5,family=4") == weights.Gains(attention=0.5, family=4)
+    assert weights.Gains.read("") == weights.Gains()
+    for text, words in (
+        ("depth=1", "no gain 'depth'"),
+        ("index=x", "index=x is not a number"),
+        ("family=0", "too small"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            weights.Gains.read(text)
+
+
+def test_a_gain_of_zero_takes_a_part_away() -> None:
+    tensors = {
+        "wo_b.weight": torch.empty(64, 64, dtype=torch.float8_e4m3fn),
+        "wo_b.weight_scale_inv": torch.empty(2, 2),
+    }
+    for name, tensor in tensors.items():
+        weights.fill(
+            f"attn.{name}",
+            tensor,
+            {f"attn.{key}": value for key, value in tensors.items()},
+            1,
+            weights.Gains(attention=0),
+        )
+    assert 0 < tensors["wo_b.weight_scale_inv"].max() < 1e-12
 
 
 def test_vectors_are_neutral_and_integers_untouched() -> None:
@@ -108,12 +191,36 @@ def test_a_step_is_timed_while_all_requests_decode() -> None:
     assert workload.step_time([early, late]) == 0.5
 
 
-def test_a_profile_counts_kernels_alone() -> None:
-    events = [{"cat": "kernel", "name": "a", "dur": 12.0}] * 24
-    events += [{"cat": "kernel", "name": "b", "dur": 6.0}] * 12 + [{"cat": "cpu_op", "name": "c", "dur": 99.0}]
-    found = profile.summarise({"traceEvents": events})
-    assert (found["us_per_step"], found["launches_per_step"]) == (30.0, 3.0)
-    assert found["largest"] == [["a", 24.0, 2.0], ["b", 6.0, 1.0]]
+def test_a_profile_counts_kernels_alone(tmp_path: pathlib.Path) -> None:
+    """Durations are summed; a kernel launched early that waits for its predecessor gets only the time after it to itself."""
+    events = [{"cat": "cpu_op", "name": "c", "ts": 0.0, "dur": 99.0}]
+    for step in range(12):
+        start = 100.0 * step
+        events += [
+            {"cat": "kernel", "name": "a", "ts": start, "dur": 12.0},
+            {"cat": "kernel", "name": "a", "ts": start + 20, "dur": 12.0},
+            {"cat": "kernel", "name": "b", "ts": start + 25, "dur": 9.0},
+        ]
+    found = profile.summarise({"traceEvents": events[::-1]})
+    assert (found["us_per_step"], found["busy_us_per_step"], found["launches_per_step"]) == (33.0, 26.0, 3.0)
+    assert found["largest"] == [["a", 24.0, 2.0, 24.0], ["b", 9.0, 1.0, 2.0]]
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    assert profile.read_trace(path) == found
+
+
+def test_what_is_replaced_bounds_the_gain() -> None:
+    """Overlaps counted once where recorded; a list that ends early counts what it lacks as replaced."""
+    stock = {"us_per_step": 100.0, "busy_us_per_step": 60.0}
+    stock["largest"] = [["kept", 50.0, 2.0, 30.0], ["halved", 20.0, 4.0, 20.0], ["gone", 30.0, 1.0, 10.0]]
+    ours = {
+        "us_per_step": 90.0,
+        "largest": [["kept", 50.0, 2.0, 30.0], ["halved", 10.0, 2.0, 10.0], ["new", 9.0, 1.0, 9.0]],
+    }
+    assert table.replaced(stock, ours) == 20.0
+    del stock["busy_us_per_step"]
+    stock["largest"] = [entry[:3] for entry in stock["largest"][:2]]
+    assert table.replaced(stock, ours) == 40.0
 
 
 def test_the_table_gives_stock_over_variant(tmp_path: pathlib.Path) -> None:
@@ -139,9 +246,17 @@ def test_the_table_gives_stock_over_variant(tmp_path: pathlib.Path) -> None:
         }
         for name, kernels, time in (("stock", "all=off", 30.0), ("ours", "all=on", 20.0))
     ]
-    answers = {"answers": 3, "equal": 2, "tokens": 144, "differences": [{"position": 40, "margin_nats": 0.02}]}
+    answered = {
+        "against": "stock",
+        "answers": 3,
+        "equal": 2,
+        "tokens": 144,
+        "differences": [{"position": 40, "margin_nats": 0.02}],
+    }
     distance = {"prefill_logprob_difference_nats": {"median": 0.001, "p90": 0.01, "largest": 0.5}}
     profiled = {"us_per_step": 200.0, "launches_per_step": 90.0, "largest": [["fused_moe", 50.0, 12.0]]}
+    alone = {"us_per_step": 300.0, "busy_us_per_step": 250.0, "launches_per_step": 99.0, "context": 4096}
+    alone["largest"] = [["fused_moe", 50.0, 12.0, 40.0], ["flash", 80.0, 6.0, 50.0]]
     shadow = {
         "samples": {'dsv41_kernel_shadow_checks_total{op="compress"}': 7.0, "dsv41_kernel_shadow_checks_created": 1.0}
     }
@@ -152,19 +267,39 @@ def test_the_table_gives_stock_over_variant(tmp_path: pathlib.Path) -> None:
             "kernels": "all=on",
             "variant": "pair",
             "gpus": "2/3",
-            **answers,
+            **answered,
             **distance,
             "kind": "answers",
         },
+        {**common, "kernels": "all=off", "variant": "stock", **alone, "kind": "profile"},
         {**common, "kernels": "all=on", "variant": "ours", **profiled, "kind": "profile"},
+        *(
+            {
+                **common,
+                "kernels": "x",
+                "variant": name,
+                "median_ms": 0.4,
+                "lowest_ms": 0.4,
+                "highest_ms": 0.4,
+                "kind": "decode",
+            }
+            for name in ("stock", "ours")
+        ),
         {**common, "kernels": "all=shadow", "variant": "shadow", **shadow, "kind": "shadow"},
     ]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     lines = table.write_table(tmp_path)
     assert "- pair: `DSV41_KERNELS=all=on`, prefill and decode on a GPU each" in lines
     assert "- meanwhile: nothing else ran" in lines
-    assert "| pair | 2 of 3 | 144 | 40 (0.02) | 0.001, 0.01, 0.5 |" in lines
-    assert "| `fused_moe` | 50.0 | 12.0 | 25% |" in lines
+    judged = "different from stock: 6% of tokens follow a difference; no control says how many rounding would change"
+    assert f"| pair | 2 of 3 | 144 | 40 (0.02) | 0.001, 0.01, 0.5 | {judged} |" in lines
+    assert "| `fused_moe` | 50.0 | not recorded | 12.0 | 25% |" in lines
+    assert "| `flash` | 80.0 | 50.0 | 6.0 | 27% |" in lines
+    assert (
+        "- stock: a step of 400 us after 4096 tokens has work for the GPU in 250 us; in the other 150 us no kernel runs"
+        in lines
+    )
+    assert "- ours replaces at most 210 us of stock's step of 400 us (52%): the step gains at most 2.11" in lines
     assert '- shadow: `dsv41_kernel_shadow_checks_total{op="compress"}` 7' in lines
     assert "created" not in "".join(lines)
     assert "| prefill | 4096 | 1 | 30.00 (29.00..31.00) | 20.00 (19.00..21.00) | **1.50** |" in lines
@@ -173,11 +308,42 @@ def test_the_table_gives_stock_over_variant(tmp_path: pathlib.Path) -> None:
 
 def test_a_variants_arguments_are_its_own() -> None:
     line = ["--variant", "a=all=off", "--variant", "b=compress=on", "--gpus", "0,1", "--out", "x"]
-    given = compare.parse([*line, "--with", "b=--chunked-prefill-size=1024"])
+    given = compare.parse([*line, "--with", "b=--chunked-prefill-size=1024", "--ablate", "b=attention=0,index=0"])
     assert compare.variants(given) == [
         Variant("a", "all=off"),
-        Variant("b", "compress=on", ("--chunked-prefill-size=1024",)),
+        Variant("b", "compress=on", ("--chunked-prefill-size=1024",), "attention=0,index=0"),
     ]
+
+
+def answers(variant: str, positions: list[int], p90: float | None = None) -> dict:
+    """A record of ten answers of 10 tokens that differ at `positions`."""
+    record = {"variant": variant, "against": "stock", "answers": 10, "equal": 10 - len(positions), "tokens": 100}
+    record["differences"] = [{"position": position, "margin_nats": 0.1} for position in positions]
+    return record | ({} if p90 is None else {"prefill_logprob_difference_nats": {"p90": p90}})
+
+
+@pytest.mark.parametrize(
+    ("record", "control", "words"),
+    [
+        (answers("all", []), None, "equal to stock"),
+        (answers("all", [0]), None, "different from stock: 10% of tokens follow a difference; no control"),
+        (
+            answers("all", [0, 0], 0.2),
+            answers("control", [0], 0.1),
+            "as the control: 20% of tokens follow a difference, 10% in",
+        ),
+        (answers("all", [0, 0, 0], 0.2), answers("control", [0], 0.1), "different from stock: 30%"),
+        (answers("all", [5], 0.21), answers("control", [0], 0.1), "different from stock: 5%"),
+        (
+            answers("pair", [5]),
+            answers("control", [0], 0.1),
+            "as the control: 5% of tokens follow a difference, 10% in the control",
+        ),
+        (answers("control", [0, 4], 0.1), answers("control", [0, 4], 0.1), "the control: 16% of tokens"),
+    ],
+)
+def test_a_verdict_measures_by_the_control(record: dict, control: dict | None, words: str) -> None:
+    assert verdict.judge(record, control).startswith(words)
 
 
 def test_answers_are_compared_up_to_their_first_difference() -> None:

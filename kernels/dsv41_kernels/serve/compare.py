@@ -6,7 +6,9 @@ Each variant is one SGLang server on GPUs of its own (`0+1`: two ranks; `0/1`: p
 same synthetic weights (`weights.py`). First correctness: greedy tokens of every variant against the first one's, single and in
 batches, and the log-probabilities that each gives to the first one's answers in one prefill. `--reference` keeps the first one's answers
 in a file, and a later run compares with them: what does not fit the GPUs at once is run in turn. A second stock variant that prefills
-in other chunks (`--with control=--chunked-prefill-size=1024`) says how far rounding alone carries. Then time: decode steps and
+in other chunks (`--variant control=all=off --with control=--chunked-prefill-size=256`) says how far rounding alone carries, and every
+variant is judged by it (`verdict.py`): equal, as the control, or different. A variant on crippled weights (`--variant deaf=all=off --ablate
+deaf=attention=0`) has to be different, else the tokens do not depend on what was taken away. Then time: decode steps and
 prefills, variants alternated, medians over rounds with fresh prompts. One JSON line per measurement goes to `--out`.
 """
 
@@ -24,10 +26,11 @@ from typing import TYPE_CHECKING, Any
 
 from dsv41_kernels.bench import describe_environment
 from dsv41_kernels.console import complain, say
-from dsv41_kernels.serve import workload
+from dsv41_kernels.serve import verdict, workload
 from dsv41_kernels.serve.model import LAYERS, Scale, write_model
 from dsv41_kernels.serve.profile import profile_decode
 from dsv41_kernels.serve.server import Launcher, Pair, Server, ServerError, Variant
+from dsv41_kernels.serve.weights import Gains
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +101,8 @@ def compare_tokens(
                 "largest": round(distance[-1], 5),
             }
         records.append(record)
-    return records, reference
+    control = verdict.control_of(records)
+    return [record | {"verdict": verdict.judge(record, control)} for record in records], reference
 
 
 def read_shadow(server: Server) -> list[dict[str, Any]]:
@@ -155,6 +159,19 @@ def _named(text: str) -> tuple[str, str]:
     return name, value
 
 
+def _gains(text: str) -> str:
+    try:
+        Gains.read(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def _ablation(text: str) -> tuple[str, str]:
+    name, value = _named(text)
+    return name, _gains(value)
+
+
 def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",") if part]
 
@@ -166,6 +183,15 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--variant", action="append", type=_named, required=True, metavar="NAME=KERNELS")
     add("--gpus", required=True, help="of each variant: 0, 0+1 for two ranks, 0/1 for prefill and decode")
     add("--with", action="append", type=_named, default=[], dest="more", metavar="NAME=ARGUMENT")
+    add(
+        "--gains",
+        type=_gains,
+        default="",
+        help="of the synthetic weights: attention=0.5,family=4; see serve/weights.py",
+    )
+    add(
+        "--ablate", action="append", type=_ablation, default=[], metavar="NAME=GAINS", help="gains of one variant alone"
+    )
     add("--heads", type=int, default=64, help="query heads of the model; 16 gives the shapes of a TP4 rank on one GPU")
     add("--layers", type=int, default=6, choices=sorted(LAYERS))
     add("--expert-width", type=int, default=Scale.expert_width, help="columns of an expert; 576 on a TP4 rank")
@@ -186,9 +212,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def variants(given: argparse.Namespace) -> list[Variant]:
-    """The variants of a command line, with their arguments: `--with NAME=--flag=value`."""
+    """The variants of a command line, with their arguments (`--with NAME=--flag=value`) and gains (`--ablate NAME=attention=0`)."""
     return [
-        Variant(name, kernels, tuple(argument for owner, argument in given.more if owner == name))
+        Variant(
+            name,
+            kernels,
+            tuple(argument for owner, argument in given.more if owner == name),
+            ",".join(gains for owner, gains in given.ablate if owner == name),
+        )
         for name, kernels in given.variant
     ]
 
@@ -211,9 +242,12 @@ def main(arguments: list[str] | None = None) -> int:
         layers=given.layers,
         expert_width=given.expert_width,
     )
-    launcher = Launcher(write_model(logs / "model", scale), logs, given.seed)
+    launcher = Launcher(write_model(logs / "model", scale), logs, given.seed, given.gains)
     environment = describe_environment(arguments, module="serve.compare")
-    settings = {each.name: {"gpus": gpus, "kernels": each.kernels} for each, gpus in zip(wanted, groups, strict=True)}
+    settings = {
+        each.name: {"gpus": gpus, "kernels": each.kernels, "gains": ",".join(filter(None, (given.gains, each.gains)))}
+        for each, gpus in zip(wanted, groups, strict=True)
+    }
 
     def write(record: dict[str, Any]) -> None:
         say(json.dumps(record))

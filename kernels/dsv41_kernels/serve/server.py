@@ -54,11 +54,12 @@ class ServerError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A name, what `DSV41_KERNELS` says under it, and server arguments that only it gets."""
+    """A name, what `DSV41_KERNELS` says under it, and server arguments and gains of the weights that only it gets."""
 
     name: str
     kernels: str
     arguments: tuple[str, ...] = ()
+    gains: str = ""
 
 
 @dataclasses.dataclass
@@ -166,6 +167,7 @@ class Launcher:
     model: pathlib.Path
     logs: pathlib.Path
     seed: int
+    gains: str = ""
 
     def launch(self, variant: Variant, gpus: str, port: int) -> Server:
         """Start a variant and return at once.
@@ -190,6 +192,7 @@ class Launcher:
             **os.environ,
             **_ENVIRONMENT,
             weights.VARIABLE: str(self.seed),
+            weights.GAINS_VARIABLE: ",".join(filter(None, (self.gains, variant.gains))),
             "DSV41_KERNELS": variant.kernels,
             "CUDA_VISIBLE_DEVICES": gpus.replace("+", ","),
             "PATH": f"{pathlib.Path(sys.executable).parent}:/usr/local/cuda/bin:{os.environ['PATH']}",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from dsv41_kernels.serve import verdict
+
 if TYPE_CHECKING:
     import pathlib
 
@@ -17,7 +19,11 @@ _TIMES = """Decode: time per token of a running stream. Prefill: time to the fir
 largest); "gain" is the first variant's time over this one's.
 """
 _ANSWERS = """Greedy answers against the first variant's. A difference names its position, and by how much (nats) the first variant preferred its token:
-what rounding alone can flip, a control variant shows. Distance: of the log-probabilities that both give to the same tokens in one prefill.
+what rounding alone can flip, a control variant shows, and the verdict compares with it. Distance: of the log-probabilities (nats) that both
+give to the same tokens in one prefill.
+"""
+_LIMIT = """What can be gained at most: the time of the first variant's kernels that another launches less often or no more, as if nothing took
+their place. While no kernel runs, the GPU waits for the host, which prepares the next step; less work for the GPU only lengthens that wait.
 """
 _KERNELS_SHOWN = 12
 
@@ -34,9 +40,11 @@ def write_table(directory: pathlib.Path) -> list[str]:
                 (("shadow",), _shadow),
                 (("decode", "prefill"), _times),
                 (("profile",), _profiles),
+                (("decode", "profile"), _limits),
             ):
                 found = [record for record in records if record["kind"] in kinds]
-                lines += ["", *describe(found)] if found else []
+                described = describe(found) if found else []
+                lines += ["", *described] if described else []
             lines.append("")
     return [_HEAD, *lines] if lines else []
 
@@ -62,9 +70,10 @@ def _shape(gpus: str) -> str:
 def _answers(records: list[dict[str, Any]]) -> list[str]:
     lines = [
         _ANSWERS,
-        "| variant | equal answers | tokens | first differences | distance: median, p90, largest |",
-        "|---|---|---|---|---|",
+        "| variant | equal answers | tokens | first differences | distance: median, p90, largest | verdict |",
+        "|---|---|---|---|---|---|",
     ]
+    control = verdict.control_of(records)
     for record in records:
         differences = ", ".join(f"{each['position']} ({each['margin_nats']})" for each in record["differences"])
         distance = record.get("prefill_logprob_difference_nats", {})
@@ -74,6 +83,7 @@ def _answers(records: list[dict[str, Any]]) -> list[str]:
             str(record["tokens"]),
             differences or "none",
             ", ".join(str(value) for value in distance.values()) or "not asked",
+            verdict.judge(record, control),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
@@ -114,16 +124,60 @@ def _profiles(records: list[dict[str, Any]]) -> list[str]:
     lines = []
     for record in records:
         step = f"{record['us_per_step']} us in {record['launches_per_step']} kernels"
+        if "busy_us_per_step" in record:
+            step += f", {record['busy_us_per_step']} us with overlaps counted once"
         lines += [
             f"A decode step of {record['variant']} after {record['context']} tokens: {step}.",
             "",
-            "| kernel | us a step | launches | share |",
-            "|---|---|---|---|",
+            "| kernel | us a step | alone | launches | share |",
+            "|---|---|---|---|---|",
         ]
-        for name, time, launches in record["largest"][:_KERNELS_SHOWN]:
-            lines.append(f"| `{name}` | {time} | {launches} | {time / record['us_per_step']:.0%} |")
+        for name, time, launches, *alone in record["largest"][:_KERNELS_SHOWN]:
+            cells = [f"`{name}`", str(time), str(alone[0]) if alone else "not recorded", str(launches)]
+            lines.append("| " + " | ".join([*cells, f"{time / record['us_per_step']:.0%}"]) + " |")
         lines.append("")
     return lines[:-1]
+
+
+def replaced(first: dict[str, Any], other: dict[str, Any]) -> float:
+    """Microseconds a step of `first`'s kernels (profile records) that `other` launches less often or not at all, at most.
+
+    What is missing in the lists, which end at the largest kernels, counts as replaced. Where a record has the time given to a kernel alone,
+    that is taken: what ran beside something else shortens no step.
+    """
+    kept = {entry[0]: entry[2] for entry in other["largest"]}
+    busy = first.get("busy_us_per_step")
+    total = busy if busy is not None else first["us_per_step"]
+    for name, duration, launches, *alone in first["largest"]:
+        time = alone[0] if busy is not None else duration
+        total -= time * min(1.0, kept.get(name, 0) / launches)
+    return float(total)
+
+
+def _limits(records: list[dict[str, Any]]) -> list[str]:
+    profiles = [record for record in records if record["kind"] == "profile"]
+    steps = {
+        (record["variant"], record["context"]): 1000 * record["median_ms"]
+        for record in records
+        if record["kind"] == "decode" and record["batch"] == 1
+    }
+    lines = []
+    for record in profiles:
+        step, busy = steps.get((record["variant"], record["context"])), record.get("busy_us_per_step")
+        if step and busy:
+            lines.append(
+                f"- {record['variant']}: a step of {step:.0f} us after {record['context']} tokens has work for the GPU in {busy:.0f} us; "
+                f"in the other {max(0.0, step - busy):.0f} us no kernel runs"
+            )
+        first = profiles[0]
+        step = steps.get((first["variant"], first["context"]))
+        if record is not first and step and record["context"] == first["context"]:
+            most = replaced(first, record)
+            lines.append(
+                f"- {record['variant']} replaces at most {most:.0f} us of {first['variant']}'s step of {step:.0f} us ({most / step:.0%}): "
+                f"the step gains at most {step / (step - most):.2f}"
+            )
+    return [_LIMIT, *lines] if lines else []
 
 
 def _time(record: dict[str, Any]) -> str:
