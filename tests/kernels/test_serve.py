@@ -339,6 +339,7 @@ def answers(variant: str, positions: list[int], p90: float | None = None) -> dic
             answers("control", [0], 0.1),
             "as the control: 5% of tokens follow a difference, 10% in the control",
         ),
+        (answers("all", [0, 0]), answers("control", [0, 0, 0]), "undecided, rounding alone changes too much: 20%"),
         (answers("control", [0, 4], 0.1), answers("control", [0, 4], 0.1), "the control: 16% of tokens"),
     ],
 )

@@ -10,6 +10,8 @@ _FACTOR = 2.0
 """A variant may be this much further from the first than the control is: both are samples of the same rounding."""
 _FLOOR_NATS = 1e-3
 """Distances below it are rounding of the log-probabilities themselves."""
+_CHAOTIC = 0.25
+"""A control that loses more of its tokens says only that these weights cannot tell rounding from a fault."""
 
 
 def agreement(record: dict[str, Any]) -> float:
@@ -21,7 +23,7 @@ def agreement(record: dict[str, Any]) -> float:
 
 
 def judge(record: dict[str, Any], control: dict[str, Any] | None) -> str:
-    """The verdict on one record of kind `answers`: equal, as the control, or different, with the numbers that decide.
+    """The verdict on one record of kind `answers`: equal, as the control, different or undecided, with the numbers that decide.
 
     As the control is a variant that lost at most twice the share of tokens that the control lost, and whose log-probabilities (90th
     percentile of the difference in one prefill, where asked) are at most twice as far away.
@@ -34,15 +36,17 @@ def judge(record: dict[str, Any], control: dict[str, Any] | None) -> str:
         return f"the control: {lost:.0%} of tokens follow a difference"
     if control is None:
         return f"different from {first}: {lost:.0%} of tokens follow a difference; no control says how many rounding would change"
-    allowed = _FACTOR * (1 - agreement(control))
+    rounding = 1 - agreement(control)
     words, within = (
-        [f"{lost:.0%} of tokens follow a difference, {1 - agreement(control):.0%} in the control"],
-        lost <= allowed,
+        [f"{lost:.0%} of tokens follow a difference, {rounding:.0%} in the control"],
+        lost <= _FACTOR * rounding,
     )
     distance, its = (each.get("prefill_logprob_difference_nats", {}).get("p90") for each in (record, control))
     if distance is not None and its is not None:
         words.append(f"distance {distance} nats, {its} in the control")
         within = within and distance <= max(_FACTOR * its, _FLOOR_NATS)
+    if rounding > _CHAOTIC:
+        return f"undecided, rounding alone changes too much: {'; '.join(words)}"
     return f"{'as the control' if within else f'different from {first}'}: {'; '.join(words)}"
 
 
