@@ -26,7 +26,7 @@ CACHE = Path(os.environ.get("DSV41_NODE_CACHE", Path.home() / ".cache" / "dsv41-
 BIN = Path(sys.executable).parent
 # With these the tests of all machines together take longer than `make test` may.
 LONG = pytest.mark.skipif(
-    not os.environ.get("NODE_LONG"), reason="fifteen minutes and 30 GB of disk more: NODE_LONG=1 make test-node"
+    not os.environ.get("NODE_LONG"), reason="twenty minutes and 30 GB of disk more: NODE_LONG=1 make test-node"
 )
 
 

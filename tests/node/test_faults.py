@@ -190,7 +190,9 @@ def test_a_full_disk_is_one_line_and_no_damage(operator: Operator) -> None:
         assert "No space left on device" in journal
         assert "Traceback" not in journal
     finally:
-        node.run("systemctl stop dsv41-prefill dsv41-decode; umount /var/lib/dsv41; systemctl reset-failed 'dsv41*'")
+        node.run(
+            "systemctl stop dsv41-prefill dsv41-decode; umount /var/lib/dsv41; systemctl reset-failed dsv41-prefill"
+        )
     node.run("systemctl start dsv41.target")
     assert serves(node)
     assert ask(node)["choices"][0]["finish_reason"] == "stop"
