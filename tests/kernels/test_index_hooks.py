@@ -1,9 +1,11 @@
 """The index ops behind the engine's functions: same arguments in, same buffers and objects out."""
 
+import importlib
 import inspect
 import itertools
 import types
 import warnings
+from unittest import mock
 
 import pytest
 import torch
@@ -166,13 +168,11 @@ def test_masked_scores_stay_with_the_engine():
     assert received[-1] is mask
 
 
-@pytest.mark.parametrize("ratio", [1, 2])
-def test_prefill_yields_what_the_engine_yields(scoring: types.ModuleType, monkeypatch: pytest.MonkeyPatch, ratio: int):
-    """Requests, chunks and scores against the engine's own generator, with a request that sees nothing and small chunks."""
-    tokens, rows = ([140, 33], [70, 5]) if ratio == 1 else ([280, 1, 66], [70, 1, 5])
+def prefill_case(tokens: list[int], rows: list[int], ratio: int, topk: int = TOPK):
+    """Inputs of a prefill whose requests have `tokens` so far, the last `rows` of them in this chunk; the pool; the scene."""
     newest = [t // ratio for t in tokens]
     lengths = [scene.consecutive_lengths(n, r, ratio) for n, r in zip(newest, rows, strict=True)]
-    inputs = scene.make_scene(lengths, ratio=ratio, heads=16, max_length=160, device=CPU, seed=6)
+    inputs = scene.make_scene(lengths, ratio=ratio, heads=16, max_length=max(newest) + 20, device=CPU, seed=6)
     first = list(itertools.accumulate(rows, initial=0))[:-1]
     owners = inputs["request"][first]
     slots = [
@@ -186,12 +186,11 @@ def test_prefill_yields_what_the_engine_yields(scoring: types.ModuleType, monkey
             reference.layout.INDEX_KEY, keys, 64, index
         ),
     )
-    resets = []
     prefill = types.SimpleNamespace(
         indexer=Indexer(inputs),
         layer_id=2,
         compress_ratio=ratio,
-        freqs_cis=torch.zeros(400, 1),
+        freqs_cis=torch.zeros(8000, 1),
         x=None,
         q_lora=None,
         positions=torch.cat([torch.arange(t - r, t) for t, r in zip(tokens, rows, strict=True)]),
@@ -201,15 +200,25 @@ def test_prefill_yields_what_the_engine_yields(scoring: types.ModuleType, monkey
         seq_lens_cpu=tokens,
         rows_per_request=rows,
         rows_per_request_device=None,
-        reset_outputs=lambda: resets.append(1),
+        reset_outputs=mock.Mock(),
     )
-    monkeypatch.setattr(hooks, "_SCORE_BUDGET", 4 * 140 * 32)
+    prefill.indexer.index_topk = topk
+    prefill.out_raw_indices, prefill.out_page_indices = torch.full((2, sum(rows) + 1, topk), 77, dtype=torch.int32)
+    return prefill, pool, inputs
+
+
+@pytest.mark.parametrize("ratio", [1, 2])
+def test_prefill_yields_what_the_engine_yields(scoring: types.ModuleType, monkeypatch: pytest.MonkeyPatch, ratio: int):
+    """Requests, chunks and scores against the engine's own generator, with a request that sees nothing and small chunks."""
+    tokens, rows = ([140, 33], [70, 5]) if ratio == 1 else ([280, 1, 66], [70, 1, 5])
+    prefill, pool, _ = prefill_case(tokens, rows, ratio)
+    monkeypatch.setattr(hooks, "SCORE_BUDGET", 4 * 140 * 32)
     bound = call(scoring.prefill_requests, inputs=prefill, token_to_kv_pool=pool)
     theirs = [
         (request, list(chunks)) for request, chunks in scoring.prefill_requests(inputs=prefill, token_to_kv_pool=pool)
     ]
     ours = [(request, list(chunks)) for request, chunks in hooks.run_prefill(refuse, bound)]
-    assert len(resets) == 2
+    assert prefill.reset_outputs.call_count == 2
     assert len(ours) == len(theirs) == 2  # a request that sees nothing is left out
     for (mine, my_chunks), (other, other_chunks) in zip(ours, theirs, strict=True):
         assert (mine.lc, mine.k) == (other.lc, other.k)
@@ -220,3 +229,79 @@ def test_prefill_yields_what_the_engine_yields(scoring: types.ModuleType, monkey
         )
         mine_scores, other_scores = (torch.cat([c.scores for c in chunks]) for chunks in (my_chunks, other_chunks))
         torch.testing.assert_close(mine_scores, other_scores, rtol=1e-4, atol=1e-5)
+
+
+def reset(prefill) -> None:
+    """What the engine's `PrefillInputs.reset_outputs` does."""
+    prefill.out_raw_indices.fill_(-1)
+    prefill.out_page_indices.fill_(-1)
+
+
+@pytest.fixture
+def prefill_backend(scoring: types.ModuleType):
+    """The engine's own backend over a prefill: one request whose list is full, one that lists all it sees, one that sees nothing."""
+    prefill, pool, _ = prefill_case([2300, 1, 140], [5, 1, 9], 2, topk=128)
+    prefill.reset_outputs = lambda: reset(prefill)
+    dense_blocks = importlib.import_module(f"{scoring.__package__}.dense_blocks")
+    backend = dense_blocks.DenseBlocksBackend(
+        token_to_kv_pool=pool,
+        req_to_token=torch.empty(0),
+        candidate_topk_blocks=COUNT,
+        candidate_block_size=8,
+        use_deep_gemm_prefill=False,
+    )
+    return backend, prefill
+
+
+def test_prefill_publishes_and_consumes_as_the_engine_does(prefill_backend, monkeypatch: pytest.MonkeyPatch):
+    """Blocks and selections are the engine's, in chunks of a row group too; the last layer's tail finds its rows' lists."""
+    backend, prefill = prefill_backend
+    publish, consume = type(backend).publish_prefill, type(backend).consume_prefill
+    theirs = publish(backend, prefill)
+    engine_own = [t.sort(dim=1).values for t in (prefill.out_raw_indices, prefill.out_page_indices)]
+    lower = torch.arange(COUNT, dtype=torch.int32).repeat(15, 1)  # leaves out the newest blocks of the long request
+    consume(backend, prefill, types.SimpleNamespace(blocks=lower))
+    engine_consumed = [t.sort(dim=1).values for t in (prefill.out_raw_indices, prefill.out_page_indices)]
+    monkeypatch.setattr(candidate_hooks.prefill, "SCORE_BUDGET", 1)
+    published = candidate_hooks.run_publish_prefill(refuse, call(publish, backend, prefill))
+    assert published.blocks.shape == (15, COUNT)
+    assert torch.equal(
+        published.blocks.sort(dim=1).values, candidate_hooks._ascending(theirs.blocks, COUNT).sort(dim=1).values
+    )
+    for mine, other in zip((prefill.out_raw_indices, prefill.out_page_indices), engine_own, strict=True):
+        assert torch.equal(mine.sort(dim=1).values, other)
+    assert not torch.equal(engine_own[0], engine_consumed[0])
+    given = types.SimpleNamespace(blocks=lower)
+    candidate_hooks.run_consume_prefill(refuse, call(consume, backend, prefill, given))
+    for mine, other in zip((prefill.out_raw_indices, prefill.out_page_indices), engine_consumed, strict=True):
+        assert torch.equal(mine.sort(dim=1).values, other)
+    assert torch.equal(published.tail([2, 1, 3]).blocks, published.blocks[[3, 4, 5, 12, 13, 14]])
+
+
+def test_prefill_in_shadow_leaves_the_engines_selection(prefill_backend):
+    """No difference from the engine, whose buffers hold its own result; a wrong list shows."""
+    backend, prefill = prefill_backend
+    publish, consume = type(backend).publish_prefill, type(backend).consume_prefill
+    published, error = candidate_hooks.compare_publish_prefill(publish, call(publish, backend, prefill))
+    assert error == 0
+    kept = prefill.out_raw_indices.clone()
+    assert candidate_hooks.compare_consume_prefill(consume, call(consume, backend, prefill, published)) == (None, 0)
+    assert torch.equal(
+        prefill.out_raw_indices.sort(dim=1).values, kept.sort(dim=1).values
+    )  # a full list changes nothing here
+    prefill.out_page_indices = None  # attention reads positions alone
+    _, error = candidate_hooks.compare_consume_prefill(
+        lambda *_: prefill.out_raw_indices.copy_(kept.roll(1, dims=0)), call(consume, backend, prefill, published)
+    )
+    assert error > 0.2
+
+
+def test_prefill_of_a_context_parallel_rank_stays_with_the_engine(prefill_backend):
+    """Its rows are not consecutive: source and consumers are passed on."""
+    backend, prefill = prefill_backend
+    prefill.req_rows = None
+    publish, consume = type(backend).publish_prefill, type(backend).consume_prefill
+    assert candidate_hooks.run_publish_prefill(lambda *_: "theirs", call(publish, backend, prefill)) == "theirs"
+    passed = []
+    candidate_hooks.run_consume_prefill(lambda *args: passed.append(args), call(consume, backend, prefill, "theirs"))
+    assert passed == [(backend, prefill, "theirs")]

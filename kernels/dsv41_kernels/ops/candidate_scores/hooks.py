@@ -1,6 +1,6 @@
-"""The candidate scheme in the engine's decode and verify: the source publishes a block list, consumers score that alone.
+"""The candidate scheme in the engine: the source publishes a block list, consumers score that alone; decode, verify and prefill.
 
-Both sides are hooked together: the published object has no dense mask, which the engine's consumer would need.
+Both sides are hooked together: the published object has no dense mask, which the engine's consumer would need in decode.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dsv41_kernels.engine import import_engine
+from dsv41_kernels.ops.candidate_scores import prefill
 from dsv41_kernels.ops.candidate_scores.kernel import candidate_scores
 from dsv41_kernels.ops.candidates.kernel import candidates
 from dsv41_kernels.ops.index_scores.hooks import group_rows
@@ -102,6 +103,24 @@ def run_consume(_original: Original, call: Call) -> None:
     _consume(backend, inputs, None if published is None else published.blocks, inputs.out_page_indices)
 
 
+def run_publish_prefill(original: Original, call: Call) -> Any:
+    """`publish_prefill`. A context-parallel rank's rows are not known here and stay with the engine, in the consumers too."""
+    backend, inputs = call.arguments["self"], call.arguments["inputs"]
+    if not prefill.known(inputs):
+        return original(*call.args, **call.kwargs)
+    blocks = prefill.publish(backend, inputs, prefill.Selection.of(inputs))
+    return import_engine(f"sglang.{_BACKEND}").BlockIds(blocks=blocks, rows_per_request=inputs.rows_per_request)
+
+
+def run_consume_prefill(original: Original, call: Call) -> None:
+    """`consume_prefill`."""
+    backend, inputs, published = (call.arguments[name] for name in ("self", "inputs", "published"))
+    if not prefill.known(inputs) or published is None:
+        original(*call.args, **call.kwargs)
+        return
+    prefill.consume(backend, inputs, published.blocks, prefill.Selection.of(inputs))
+
+
 def _ascending(blocks: torch.Tensor, count: int) -> torch.Tensor:
     """The engine's unordered block list as ours: ascending, -1 last, `count` wide."""
     last = torch.iinfo(torch.int32).max
@@ -136,17 +155,42 @@ def compare_consume(original: Original, call: Call) -> tuple[None, float]:
     return None, _difference(target, inputs.out_page_indices)
 
 
+def compare_publish_prefill(original: Original, call: Call) -> tuple[Any, float]:
+    """The engine publishes; ours selects into buffers of its own. The positions are compared: slots follow from them."""
+    backend, inputs = call.arguments["self"], call.arguments["inputs"]
+    theirs = original(*call.args, **call.kwargs)
+    if not prefill.known(inputs):
+        return theirs, 0.0
+    engines = prefill.Selection.of(inputs)
+    ours = engines.like()
+    prefill.publish(backend, inputs, ours)
+    return theirs, _difference(ours.positions, engines.positions)
+
+
+def compare_consume_prefill(original: Original, call: Call) -> tuple[None, float]:
+    """The engine consumes what it published; ours does too, into buffers of its own."""
+    backend, inputs, published = (call.arguments[name] for name in ("self", "inputs", "published"))
+    original(*call.args, **call.kwargs)
+    if not prefill.known(inputs) or published is None:
+        return None, 0.0
+    engines = prefill.Selection.of(inputs)
+    ours = engines.like()
+    prefill.consume(backend, inputs, _ascending(published.blocks, backend.topk_blocks), ours)
+    return None, _difference(ours.positions, engines.positions)
+
+
 def _default(capability: Capability) -> Default:
     if capability == (9, 0):
         return Default(
-            Mode.OFF, "H200: consumer 4x at 128K, 29x at 1M, verify 116x (RESULTS.md); not yet run in the engine"
+            Mode.OFF,
+            "H200: consumer 4x at 128K, 29x at 1M, verify 116x (RESULTS.md); prefill not yet run on a GPU, in the engine tokens not yet shown equal",
         )
     return Default(Mode.OFF, "the engine has a sparse table of its own, or this GPU is not measured (RESULTS.md)")
 
 
 INTEGRATION = Integration(
     op="candidate_scores",
-    stock="dense scores under a mask over the context, top-k v2",
+    stock="dense scores under a mask over the context, top-k v2; prefill: torch scores and topk",
     hooks=(
         Hook(f"{_BACKEND}.DenseBlocksBackend.publish_decode", ("self", "inputs"), run_publish, compare_publish),
         Hook(
@@ -154,6 +198,18 @@ INTEGRATION = Integration(
             ("self", "inputs", "published"),
             run_consume,
             compare_consume,
+        ),
+        Hook(
+            f"{_BACKEND}.DenseBlocksBackend.publish_prefill",
+            ("self", "inputs"),
+            run_publish_prefill,
+            compare_publish_prefill,
+        ),
+        Hook(
+            f"{_BACKEND}.DenseBlocksBackend.consume_prefill",
+            ("self", "inputs", "published"),
+            run_consume_prefill,
+            compare_consume_prefill,
         ),
     ),
     default=_default,

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from dsv41_kernels.op import Capability
 
 _SCORING = "srt.layers.attention.dsv4.v41_indexer.scoring"
-_PREFILL_ROWS = 8
-_SCORE_BUDGET = 1 << 30
+PREFILL_ROWS = 8
+"""Consecutive rows of a prefill that read a key together."""
+SCORE_BUDGET = 1 << 30
 """Bytes of scores that one chunk of prefill rows may take, the engine's own limit for its chunks."""
 
 _rows_per_request: contextvars.ContextVar[int] = contextvars.ContextVar("rows_per_request", default=1)
@@ -70,6 +71,21 @@ def compare_paged(original: Original, call: Call) -> tuple[Any, float]:
     return theirs, relative_error(ours[seen], theirs[seen])
 
 
+def requests(inputs: Any) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Rows of each request of a prefill, and the index slot of every compressed position that its newest row sees.
+
+    Requests without rows or without a position to see are left out.
+    """
+    visible = [tokens // inputs.compress_ratio for tokens in inputs.seq_lens_cpu]
+    first_rows = itertools.accumulate(inputs.rows_per_request, initial=0)
+    first_columns = itertools.accumulate(visible, initial=0)
+    for first_row, rows, first_column, count in zip(
+        first_rows, inputs.rows_per_request, first_columns, visible, strict=False
+    ):
+        if rows and count:
+            yield slice(first_row, first_row + rows), inputs.k_slots[first_column : first_column + count]
+
+
 def run_prefill(original: Original, call: Call) -> Iterator[tuple[Any, Iterator[Any]]]:
     """`prefill_requests`: the same requests and chunks, scored without dequantising keys and without waiting for the device.
 
@@ -86,23 +102,16 @@ def run_prefill(original: Original, call: Call) -> Iterator[tuple[Any, Iterator[
     weight = indexer.head_weights(inputs.x).contiguous()
     lengths = ((positions + 1) // ratio).to(torch.int32)
     keys = call.arguments["token_to_kv_pool"].get_index_k_with_scale_buffer(inputs.layer_id)
-    visible = [tokens // ratio for tokens in inputs.seq_lens_cpu]
-    first_rows = itertools.accumulate(inputs.rows_per_request, initial=0)
-    first_columns = itertools.accumulate(visible, initial=0)
-    for first_row, rows, first_column, count in zip(
-        first_rows, inputs.rows_per_request, first_columns, visible, strict=False
-    ):
-        if rows == 0 or count == 0:
-            continue
-        slots = inputs.k_slots[first_column : first_column + count]
-        tokens = torch.arange(first_row, first_row + rows, device=positions.device)
+    for part, slots in requests(inputs):
+        count = len(slots)
+        tokens = torch.arange(part.start, part.stop, device=positions.device)
         columns = torch.arange(count, device=positions.device)
         request = scoring.RequestScores(
             lc=count,
             k=min(indexer.index_topk, count),
             columns=columns,
             tok=tokens,
-            lens=lengths[first_row : first_row + rows],
+            lens=lengths[part],
             slots=slots,
         )
         yield request, _score_chunks(scoring.ChunkScores, request, query, weight, keys)
@@ -114,7 +123,7 @@ def _score_chunks(
     """Chunks of one request's rows; -inf beyond each row's length, as the engine's consumers expect."""
     table = request.slots.to(torch.int32)[None, :]
     rows = request.tok.shape[0]
-    step = max(_PREFILL_ROWS, _SCORE_BUDGET // (4 * request.lc))
+    step = max(PREFILL_ROWS, SCORE_BUDGET // (4 * request.lc))
     for start in range(0, rows, step):
         part = slice(start, min(start + step, rows))
         count = part.stop - part.start
@@ -128,8 +137,8 @@ def _score_chunks(
             keys,
             ratio=1,  # the table holds cache slots already
             max_length=request.lc,
-            group_rows=_PREFILL_ROWS,
-            starts=split_rows([count], _PREFILL_ROWS, query.device),
+            group_rows=PREFILL_ROWS,
+            starts=split_rows([count], PREFILL_ROWS, query.device),
         )["scores"]
         scores.masked_fill_(request.columns[None, :] >= length[:, None], -torch.inf)
         yield chunk_type(rows=part, tok=tokens, lens=length, scores=scores)
