@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dsv41_serving.exporter import metrics
 from dsv41_serving.plan.install import read_plan
 from dsv41_serving.run.history import StartHistory
-from dsv41_serving.run.phases import GATE, LAUNCHING, phases_of
+from dsv41_serving.run.phases import GATE, LAUNCHING, WARM_UP, phases_of
 from dsv41_serving.run.record import Records, ServiceRecord, seconds_since
 
 if TYPE_CHECKING:
@@ -161,7 +161,12 @@ def _starts(pairs: list[tuple[Service, ServiceRecord | None]], state_dir: str) -
         metrics.START_PROGRESS.family(),
     )
     for service, record in pairs:
-        names = [LAUNCHING, *(each.name for each in phases_of(service.kind)), GATE]
+        names = [
+            LAUNCHING,
+            *(each.name for each in phases_of(service.kind)),
+            GATE,
+            *([WARM_UP] if service.warm_up else []),
+        ]
         history = StartHistory(state_dir, service.name)
         usual = {name: history.expected_s(name) or 0.0 for name in names}
         total = sum(usual.values())

@@ -98,6 +98,7 @@ def plan_engine(spec: NodeSpec, name: str, placement: Placement, *, python: str,
         after=(),
         start_timeout_s=spec.engine.start_timeout_s,
         drain_timeout_s=spec.engine.drain_timeout_s,
+        warm_up=tuple(spec.engine.warm_up_tokens),
         credentials={API_KEY: spec.router.api_key_file} if spec.hosts else {},
     )
 

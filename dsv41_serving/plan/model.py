@@ -66,6 +66,8 @@ class Service(_Value):
     """Services whose gate must have passed before this one starts."""
     start_timeout_s: float
     drain_timeout_s: float
+    warm_up: tuple[int, ...] = ()
+    """Lengths of the prompts it answers before it is ready, in tokens."""
     memory: dict[str, int] = {}
     """What it takes from each pool of memory, in bytes; the pools are those of the budget."""
     credentials: dict[str, str] = {}

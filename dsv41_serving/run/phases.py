@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 LAUNCHING = "importing"
 GATE = "gate"
+WARM_UP = "warming up"
 READY = "ready"
 
 

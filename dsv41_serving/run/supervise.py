@@ -23,10 +23,11 @@ from dsv41_serving.facts import count_oom_kills, find_listener, read_facts, read
 from dsv41_serving.plan.ports import describe_owner
 from dsv41_serving.run.drain import wait_until_idle
 from dsv41_serving.run.history import StartHistory
-from dsv41_serving.run.phases import GATE, LAUNCHING, READY, PhaseTracker
+from dsv41_serving.run.phases import GATE, LAUNCHING, READY, WARM_UP, PhaseTracker
 from dsv41_serving.run.record import ServiceRecord, ServiceState, current_boot, own_start_ticks
 from dsv41_serving.run.session import kill_session, prepare_child, session_members
 from dsv41_serving.run.sweep import remove_files, shared_memory_of
+from dsv41_serving.run.warm_up import warm_up
 from dsv41_serving.transport.lanes import WriteTables, choose_lane
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from dsv41_serving.plan.model import Plan, Service
 
 GATE_RETRY_S = 1.0
+_DYING_S = 2.0
 TAIL_LINES = 40
 ENGINE_EXIT_S = 2.0
 # SGLang looks for its own end every 5 s and then gives its schedulers 15 s to release the memory of the GPU; killed in the midst
@@ -96,10 +98,10 @@ class Supervisor:
         )
 
     async def start(self) -> None:
-        """Start the service and return when its gate has passed.
+        """Start the service and return when its gate has passed and it is warm.
 
-        Raises GateError when the process ends first, when it makes no progress for `start_timeout_s`, or when the gate
-        keeps failing for that long after the port answers.
+        Raises GateError when the process ends first, when it makes no progress for `start_timeout_s`, when the gate
+        keeps failing for that long after the port answers, or when a prompt fails that was to warm it up.
         """
         service = self.service
         self._tracker = PhaseTracker(service.kind)
@@ -147,6 +149,7 @@ class Supervisor:
         self._reader = asyncio.create_task(self._follow_output(output))
         try:
             await self._wait_for_gate()
+            await self._warm_up()
         except GateError as error:
             self._update("failed", self.record.phase, problem=str(error))
             await self.kill()
@@ -250,6 +253,30 @@ class Supervisor:
                 await asyncio.wait({ended}, timeout=GATE_RETRY_S if findings else 0.1)
         finally:
             ended.cancel()
+
+    async def _warm_up(self) -> None:
+        """Raise GateError when the service ends or fails meanwhile."""
+        if not self.service.warm_up:
+            return
+        self._enter(WARM_UP)
+        ended = asyncio.create_task(self.wait())
+        work = asyncio.create_task(warm_up(self.service, lambda detail: self._enter(WARM_UP, detail=detail)))
+        try:
+            await asyncio.wait({ended, work}, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done() and work.exception() is not None:
+                # The connection of a process that dies is gone before the process is.
+                await asyncio.wait({ended}, timeout=_DYING_S)
+            if ended.done():
+                raise GateError(
+                    f"{self.describe_end(ended.result())} while warming up; last line: {self._last_line()}",
+                    where=self.service.name,
+                    remedy="read its log",
+                )
+            work.result()
+        finally:
+            for task in (ended, work):
+                task.cancel()
+            await asyncio.gather(ended, work, return_exceptions=True)
 
     def _explain_refusal(self, port: int) -> GateError:
         """Say who took `port` between the plan's look at it and the end of loading."""

@@ -35,6 +35,9 @@ DEFAULTS: dict[str, Any] = {
     "finish_reason": "stop",
     "deaf": False,  # ignore SIGTERM
     "worker": False,  # fork a process that does not end by itself
+    "longest": None,  # refuse prompts of more ids
+    "crash_at": None,  # end at a prompt of so many ids
+    "busy_flushes": 0,  # refuse so many times to empty the prefix cache
 }
 
 
@@ -60,7 +63,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Answer a completion, after the engines behind have counted it."""
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.path in {"/generate", "/flush_cache"}:
+            self._warm_up(json.loads(body or b"{}"))
+            return
         with Handler.lock:
             Handler.tokens += 5
         for engine in self.settings["engines"]:
@@ -72,6 +78,17 @@ class Handler(BaseHTTPRequestHandler):
             "usage": {"prompt_tokens": 5, "completion_tokens": 5},
         }
         self._reply(200, json.dumps(answer))
+
+    def _warm_up(self, body: dict[str, Any]) -> None:
+        ids = body.get("input_ids", [])
+        if ids and len(ids) == self.settings["crash_at"]:
+            os._exit(3)
+        with Handler.lock:
+            busy = self.path == "/flush_cache" and self.settings["busy_flushes"] > 0
+            self.settings["busy_flushes"] -= busy
+        refused = busy or len(ids) > (self.settings["longest"] or len(ids))
+        _log(f"{self.path} {len(ids)} {body.get('bootstrap_room')} {max(ids, default=0)}\n")
+        self._reply(400 if refused else 200, "too long" if refused else "{}")
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in the base class
         """Log a request where the settings ask for it."""

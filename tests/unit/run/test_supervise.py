@@ -133,6 +133,49 @@ def test_a_service_is_ready_when_its_gate_has_passed(tmp_path: Path) -> None:
     assert not Path(ready.tmp_dir).exists()
 
 
+def warming(state_dir: Path, *lengths: int, **faults: object) -> Watched:
+    """A prefill engine that answers prompts of `lengths` before it is ready."""
+    plan = fake_plan(state_dir, {"prefill": {"lines": REAL_LINES, **faults}})
+    services = tuple(
+        service.model_copy(update={"warm_up": lengths}) if service.name == "prefill" else service
+        for service in plan.services
+    )
+    return Watched(plan.model_copy(update={"services": services}))
+
+
+def test_an_engine_answers_the_prompts_of_its_plan_before_it_is_ready(tmp_path: Path) -> None:
+    """Each length alone and without a peer, the shortest eight times at once; then its prefix cache is emptied, though it is busy first."""
+    watched = warming(tmp_path, 20, 3, busy_flushes=2)
+
+    async def life(supervisor: Supervisor) -> ServiceRecord:
+        await supervisor.start()
+        return supervisor.record
+
+    assert watched.live(life).state == "ready"
+    asked = [line.split() for line in watched.output.getvalue().decode().splitlines() if line.startswith("/")]
+    assert [line[:3] for line in asked[:2]] == [["/generate", "20", "0"], ["/generate", "3", "0"]]
+    assert sorted(line[2] for line in asked[2:10]) == [str(number) for number in range(1, 9)]
+    assert {tuple(line[:2]) for line in asked[2:10]} == {("/generate", "3")}
+    assert [line[0] for line in asked[10:]] == ["/flush_cache"] * 3
+    assert all(1_000 <= int(line[3]) < 20_000 for line in asked[:10])
+    states = watched.states()
+    assert states[states.index(("starting", "gate")) + 1 :][:2] == [("starting", "warming up"), ("ready", "ready")]
+    assert "8 prompts of 3 tokens at once" in {record.detail for record in watched.records}
+
+
+def test_a_prompt_that_fails_while_warming_up_fails_the_start(tmp_path: Path) -> None:
+    line = warming(tmp_path, 3, 20, longest=10).fail()
+    assert line == (
+        "prefill: a prompt of 20 tokens failed while warming up (400 too long); read its log; "
+        "[engine] warm_up_tokens = [] starts without"
+    )
+
+
+def test_an_engine_that_dies_while_warming_up_is_said(tmp_path: Path) -> None:
+    line = warming(tmp_path, 3, 20, crash_at=20).fail()
+    assert line.startswith("prefill: ended with status 3 while warming up; last line: /generate 3 0 ")
+
+
 def test_the_service_gets_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own settings over ours, a temporary directory of its own, and compiled modules are kept."""
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")

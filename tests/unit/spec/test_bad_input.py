@@ -253,6 +253,30 @@ def test_a_mistake_is_one_line(write_node: Write, text: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
+        (
+            ("engine.warm_up_tokens=[64,131072]",),
+            (
+                "--set, key engine.warm_up_tokens: 131072 tokens and an answer do not fit into engine.context_length 131072; "
+                "leave the longest out"
+            ),
+        ),
+        (
+            ("engine.warm_up_tokens=[512]", "engines.decode.max_total_tokens=512"),
+            (
+                "--set, key engine.warm_up_tokens: 512 tokens and an answer do not fit into engines.decode.max_total_tokens 512; "
+                "leave the longest out"
+            ),
+        ),
+        (("engine.warm_up_tokens=[0]",), "--set, key engine.warm_up_tokens.0: value 0 cannot be used; it should be"),
+    ],
+)
+def test_a_prompt_that_warms_up_must_fit(write_node: Write, overrides: tuple[str, ...], line: str) -> None:
+    assert complain(write_node('profile = "h200x2-rank"\n'), overrides=overrides).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
         (("router.port=abc",), '--set, key router.port: value "abc" cannot be used; it should be a valid integer'),
         (("router",), "--set: 'router' is not KEY=VALUE; write, for example, router.port=30001"),
         (("=5",), "--set: '=5' is not KEY=VALUE; write, for example, router.port=30001"),
