@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from dsv41_serving.plan.model import Plan
 
 STAGES = {
-    "prefill": ("bootstrap", "queue", "prepare", "wire", "poll"),
-    "decode": ("bootstrap", "allocate", "receive", "notify", "unpack", "poll", "admit"),
+    "prefill": ("bootstrap", "queue", "launch", "pack", "prepare", "wire", "poll"),
+    "decode": ("bootstrap", "allocate", "receive", "notify", "launch", "unpack", "poll", "admit"),
 }
 """In the order they pass; `sglang_plugin.handoff.waterfall` says what each is, and a test that both name the same."""
+_SENDING = ("prefill.launch", "prefill.pack", "prefill.prepare", "prefill.wire")
 ANSWER_TOKENS = 2
 _TIMEOUT_S = 300.0
 _SETTLE_S = 10.0
@@ -47,13 +48,17 @@ class Sample:
 
     @property
     def moving_s(self) -> float:
-        """What moving the bytes takes: descriptors or packing, the wire, unpacking. What overlaps is counted twice."""
-        return sum(self.stages[name] for name in ("prefill.prepare", "prefill.wire", "decode.unpack"))
+        """What moving the bytes takes: packing, descriptors, the wire, unpacking. What overlaps is counted twice."""
+        return self._sum(*_SENDING, "decode.launch", "decode.unpack")
 
     @property
     def gb_s(self) -> float:
-        """Bytes over the time from the first descriptor to the last acknowledged write, in GB/s."""
-        return self.bytes / (self.stages["prefill.prepare"] + self.stages["prefill.wire"]) / 1e9
+        """Bytes over the time that packing, descriptors and the wire take, in GB/s."""
+        return self.bytes / self._sum(*_SENDING) / 1e9
+
+    def _sum(self, *stages: str) -> float:
+        # In results without `launch` and `pack` they are part of `prepare` and `unpack`.
+        return sum(self.stages.get(stage, 0.0) for stage in stages)
 
 
 @dataclass(frozen=True)

@@ -138,3 +138,16 @@ class Op:
             if problem.name == name:
                 return problem
         raise KeyError(f"{self.name} has no problem {name!r}; it has {', '.join(p.name for p in self.problems)}")
+
+
+def copy_inputs(held: Inputs, other: Inputs) -> None:
+    """Copy what lies in the memory of `other` into that of `held`, which keeps its addresses, as a captured graph needs it.
+
+    Tensors and whatever else has `copy_` are copied. Raises ValueError for an input that has none and is another in `other`:
+    a graph has it baked in.
+    """
+    for name, value in other.items():
+        if hasattr(held[name], "copy_"):
+            held[name].copy_(value)
+        elif held[name] != value:
+            raise ValueError(f"input {name} is {held[name]!r} and cannot be made {value!r} in place")

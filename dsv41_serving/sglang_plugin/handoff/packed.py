@@ -41,10 +41,10 @@ def make_hooks(table: Handoff, waterfall: Waterfall) -> tuple[Patch, ...]:
         Patch(
             target=f"{_NIXL}.NixlKVManager._await_handles",
             signature="(self, handles, *, failure_seen)",
-            kind="after",
-            hook=sender.settled,
+            kind="around",
+            hook=sender.settle,
             why="decode has to scatter a block before it hears that the request is complete",
-            effect="decode is told of every block once it is written, before SGLang's word that all is",
+            effect="blocks are posted once they are packed, and decode is told of them before SGLang's word that all is written",
         ),
         Patch(
             target=f"{_NIXL}.NixlKVManager._add_remote_peer",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 
 from dsv41_serving.sglang_plugin import drift
 from dsv41_serving.spec.model import Handoff
@@ -16,6 +17,9 @@ logger = logging.getLogger(__name__)
 
 def register() -> None:
     """Apply the hooks of the hand-off; they act in schedulers alone, and a forked one has them from its parent.
+
+    Lowers the time that a thread may keep the interpreter's lock, too: the threads that send and receive need it some ten times
+    for a hand-off, beside a scheduler that gives it up only in passing.
 
     SGLang calls this in every process. An SGLang that was started by hand, without the table, is left as it is. Exits with
     status 2 and one line when the table cannot be read or SGLang or NIXL is another version than the hooks are for.
@@ -31,4 +35,5 @@ def register() -> None:
         # A hook that comes later stands outside: the waterfall sees what packing does as part of SGLang's functions.
         hooks = (*(packed.make_hooks(table, clock) if table.packed else ()), *waterfall.make_hooks(clock))
         drift.apply(hooks)
+    sys.setswitchinterval(table.switch_us / 1e6)
     logger.info("%s: %d hooks in force, packed: %s", PLUGIN, len(hooks), table.packed)

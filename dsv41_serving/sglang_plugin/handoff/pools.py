@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 from sglang.srt.disaggregation.base.conn import StateType
 
@@ -13,6 +15,12 @@ from dsv41_serving.sglang_plugin.handoff.wire import Part, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+SPIN_S = 200e-6
+"""How long a thread looks again and again before it sleeps: longer than a block takes that nothing is in the way of."""
+_NUMBERS_ALIGNED = 4
 
 # Items of these are not whole rows of fixed size on both sides.
 _UNEVEN = frozenset({StateType.DSA_TAIL})
@@ -84,19 +92,33 @@ def size_of(groups: Sequence[Group], parts: Sequence[Part]) -> int:
     return total
 
 
+class Copy(Protocol):
+    """A copy that a device was told to do."""
+
+    def wait(self) -> None:
+        """Return when it is done. Raises RuntimeError when the device could not do it."""
+
+
 class Copier(Protocol):
-    """Copies between the pools of a device and a block in its memory."""
+    """Starts copies between the pools of a device and a block in its memory; they are done in the order they were started."""
 
-    def pack(self, parts: Sequence[Part], block: torch.Tensor) -> None:
-        """Gather the items of `parts` into the beginning of `block`, uint8; done when this returns."""
+    def pack(self, parts: Sequence[Part], block: torch.Tensor) -> Copy:
+        """Gather the items of `parts` into the beginning of `block`, uint8."""
 
-    def unpack(self, parts: Sequence[Part], block: torch.Tensor) -> None:
-        """Scatter the beginning of `block` into the items of `parts`; done when this returns."""
+    def unpack(self, parts: Sequence[Part], block: torch.Tensor) -> Copy:
+        """Scatter the beginning of `block` into the items of `parts`."""
 
 
 def make_copier(groups: Sequence[Group], device: torch.device) -> Copier:
     """Return the copier of `device`. Raises UnpackableError when the kernels do not serve these pools."""
     return HostCopier(groups) if device.type == "cpu" else GpuCopier(groups, device)
+
+
+class Done:
+    """A copy that was done when it was started."""
+
+    def wait(self) -> None:
+        """As `Copy.wait`."""
 
 
 class HostCopier:
@@ -114,15 +136,17 @@ class HostCopier:
             for group in groups
         ]
 
-    def pack(self, parts: Sequence[Part], block: torch.Tensor) -> None:
+    def pack(self, parts: Sequence[Part], block: torch.Tensor) -> Copy:
         """As `Copier.pack`."""
         for pool, rows, packed in self._rows(parts, block):
             torch.index_select(pool, 0, rows, out=packed)
+        return Done()
 
-    def unpack(self, parts: Sequence[Part], block: torch.Tensor) -> None:
+    def unpack(self, parts: Sequence[Part], block: torch.Tensor) -> Copy:
         """As `Copier.unpack`."""
         for pool, rows, packed in self._rows(parts, block):
             pool.index_copy_(0, rows, packed)
+        return Done()
 
     def _rows(
         self, parts: Sequence[Part], block: torch.Tensor
@@ -138,8 +162,28 @@ class HostCopier:
                 at += size
 
 
+class DeviceCopy:
+    """A copy that is done when `event` has passed."""
+
+    def __init__(self, event: torch.cuda.Event) -> None:
+        """Follow `event`, recorded behind the copy."""
+        self._event = event
+
+    def wait(self) -> None:
+        """As `Copy.wait`. The wait is short as a rule, and giving up the interpreter's lock for it costs more than it lasts."""
+        until = time.perf_counter() + SPIN_S
+        while not self._event.query():  # type: ignore[no-untyped-call]
+            if time.perf_counter() > until:
+                self._event.synchronize()
+                return
+
+
 class GpuCopier:
-    """Copies by the kernels `pack` and `unpack`, on a stream of their own."""
+    """Copies by the kernels `pack` and `unpack`, on a stream of their own that goes before the forward pass.
+
+    A block of 4,096 tokens is copied in 12 us on an H200; without the priority it waits for the kernel that is running, and in
+    a prefill that is one of milliseconds.
+    """
 
     def __init__(self, groups: Sequence[Group], device: torch.device) -> None:
         """Put the tables of addresses on `device`. Raises UnpackableError when a pool is not aligned."""
@@ -148,29 +192,48 @@ class GpuCopier:
 
         self._kernel = kernel
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._bytes = [group.bytes_per_item for group in groups]
         try:
             self._pools = [kernel.Pools.at(group.addresses, group.item_bytes, device) for group in groups]
         except UnsupportedProblemError as error:
             raise UnpackableError(str(error)) from None
 
-    def pack(self, parts: Sequence[Part], block: torch.Tensor) -> None:
+    def pack(self, parts: Sequence[Part], block: torch.Tensor) -> Copy:
         """As `Copier.pack`."""
-        self._run(self._kernel.pack, parts, block)
+        return self._start(self._kernel.pack, parts, block)
 
-    def unpack(self, parts: Sequence[Part], block: torch.Tensor) -> None:
+    def unpack(self, parts: Sequence[Part], block: torch.Tensor) -> Copy:
         """As `Copier.unpack`."""
-        self._run(self._kernel.unpack, parts, block)
+        return self._start(self._kernel.unpack, parts, block)
 
-    def _run(self, copy: Any, parts: Sequence[Part], block: torch.Tensor) -> None:
-        at = 0
+    def _start(self, copy: Any, parts: Sequence[Part], block: torch.Tensor) -> Copy:
+        numbers, starts = line_up(parts)
+        event, at = torch.cuda.Event(), 0  # type: ignore[no-untyped-call]
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            for part in parts:
-                indices = torch.from_numpy(part.items.copy()).to(self._device)
-                copy(pools=self._pools[part.group], indices=indices, block=block[at:])
+            # Pinned, so that nothing waits for the numbers to be copied; torch keeps the memory until they are.
+            indices = torch.from_numpy(numbers).pin_memory().to(self._device, non_blocking=True)
+            for part, start in zip(parts, starts, strict=True):
+                own = indices[start : start + part.items.size]
+                copy(pools=self._pools[part.group], indices=own, block=block[at:])
                 at += part.items.size * self._bytes[part.group]
-            self._stream.synchronize()
+            event.record(self._stream)
+        return DeviceCopy(event)
+
+
+def line_up(parts: Sequence[Part]) -> tuple[npt.NDArray[np.int32], list[int]]:
+    """Return the item numbers of all `parts` in one int32 array, and where each part begins in it.
+
+    Each begins at a multiple of 16 bytes: Triton compiles a kernel anew for an address that is none.
+    """
+    starts, end = [], 0
+    for part in parts:
+        starts.append(end)
+        end += -(-part.items.size // _NUMBERS_ALIGNED) * _NUMBERS_ALIGNED
+    numbers = np.zeros(end, dtype=np.int32)
+    for part, start in zip(parts, starts, strict=True):
+        numbers[start : start + part.items.size] = part.items
+    return numbers, starts
 
 
 def view_items(address: int, item_bytes: int, items: int) -> torch.Tensor:

@@ -17,6 +17,8 @@ from dsv41_serving.spec.model import MOST_AREAS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dsv41_serving.sglang_plugin.handoff.pools import Copy
+
 
 class Receiver:
     """The unpacking of one decode rank. Registration comes on any thread, arrivals on SGLang's one listening thread."""
@@ -58,11 +60,12 @@ class Receiver:
             return original(manager, msg)
         try:
             arrival = Arrival.from_frames(msg)
-        except (ValueError, IndexError):
+        except (ValueError, IndexError, TypeError):
             logger.warning("packed hand-off: a message that cannot be read was dropped")
             return True
         self._scatter(manager, arrival)
-        self._side.send(manager, (arrival.host, arrival.port), Credit(arrival.peer, arrival.slot).to_frames())
+        free = Credit(arrival.peer, tuple(block.slot for block in arrival.blocks))
+        self._side.send(manager, (arrival.host, arrival.port), free.to_frames())
         return True
 
     def _find_area(self, manager: Any, prefill: str) -> tuple[int, int]:
@@ -76,19 +79,34 @@ class Receiver:
             return area, address
 
     def _scatter(self, manager: Any, arrival: Arrival) -> None:
-        """Scatter a block into the pages of its request, unless it has ended; a fault ends the request, never in success."""
+        """Scatter blocks into the pages of their request, unless it has ended; a fault ends the request, never in success."""
         began = time.perf_counter()
         # The pages of a cancelled request stay its own until prefill says it has drained, which comes after every arrival.
         if manager.request_status.get(arrival.room) in (None, KVPoll.Failed):
             return
+        copies: list[Copy] = []
         try:
-            size = size_of(self._side.groups, arrival.parts)
-            self._side.copier.unpack(arrival.parts, self._side.block(arrival.area, arrival.slot)[:size])
+            for block in arrival.blocks:
+                size = size_of(self._side.groups, block.parts)
+                source = self._side.block(arrival.area, block.slot)[:size]
+                copies.append(self._side.copier.unpack(block.parts, source))
         except Exception as error:  # noqa: BLE001 - whatever it is, the thread goes on and the request ends
-            logger.exception("packed hand-off: room %s", arrival.room)
-            manager.record_failure(arrival.room, f"A packed block could not be scattered: {error}")
-            manager.update_status(arrival.room, KVPoll.Failed)
-        metrics.stage_seconds().labels("unpack").observe(time.perf_counter() - began)
+            _fail(manager, arrival.room, error)
+        started = time.perf_counter()
+        # Also after a fault: a slot whose block is still read must not be given back.
+        for copy in copies:
+            try:
+                copy.wait()
+            except Exception as error:  # noqa: BLE001
+                _fail(manager, arrival.room, error)
+        metrics.stage_seconds().labels("launch").observe(started - began)
+        metrics.stage_seconds().labels("unpack").observe(time.perf_counter() - started)
+
+
+def _fail(manager: Any, room: int, error: Exception) -> None:
+    logger.exception("packed hand-off: room %s", room)
+    manager.record_failure(room, f"A packed block could not be scattered: {error}")
+    manager.update_status(room, KVPoll.Failed)
 
 
 def read_offer(info: Any, _class: type, msg: list[bytes]) -> Any:

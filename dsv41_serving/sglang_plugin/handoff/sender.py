@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dsv41_serving.sglang_plugin.handoff import metrics
-from dsv41_serving.sglang_plugin.handoff.pools import UnpackableError, size_of
+from dsv41_serving.sglang_plugin.handoff.pools import SPIN_S, Copy, UnpackableError, size_of
 from dsv41_serving.sglang_plugin.handoff.ring import Ring
 from dsv41_serving.sglang_plugin.handoff.staging import Side, logger
-from dsv41_serving.sglang_plugin.handoff.wire import CREDIT, Arrival, Credit, Offer, Part
+from dsv41_serving.sglang_plugin.handoff.wire import CREDIT, Arrival, Block, Credit, Offer, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -36,14 +38,20 @@ class Peer:
     endpoint: tuple[str, int]
 
 
-@dataclass(frozen=True)
-class Posted:
-    """A write under way."""
+@dataclass(eq=False)
+class Write:
+    """A block under way. SGLang keeps it among its handles, and `Sender.settle` puts NIXL's in its place."""
 
     name: str
     peer: Peer
     source: int
-    arrival: Arrival
+    block: Block
+    copy: Copy
+    handle: Any
+    posted: bool = False
+    """NIXL has it: it was packed before."""
+    over: bool = False
+    """Its source slot is free, and it was announced or given up."""
 
 
 class Sender:
@@ -56,7 +64,7 @@ class Sender:
         self._peers: dict[str, Peer] = {}
         self._seen: set[str] = set()
         self._source = Ring(side.slots)
-        self._posted: dict[int, Posted] = {}
+        self._thread = threading.local()
         self._lock = threading.Lock()
 
     @property
@@ -104,11 +112,11 @@ class Sender:
             # A page that fits into no slot is refused as it is.
             each = max(1, min(peer.offer.slot_bytes, self._side.slot_bytes) // self._side.groups[0].bytes_per_item)
             while at < len(prefill_kv_indices):
-                if handle is not None:
-                    _settle(manager, handle)
+                if at:
+                    self._flush(manager)
                 pages = slice(at, at + each)
                 parts = (prefill_kv_indices[pages],), (dst_kv_indices[pages],)
-                handle = self._post(manager, peer_name, (0,), *parts)
+                handle = self._start(manager, peer_name, (0,), *parts)
                 if handle is None:
                     break
                 at += each
@@ -138,7 +146,7 @@ class Sender:
         if peer_name in self._peers and [*map(len, source)] == [*map(len, target)]:
             if not there:
                 return
-            handle = self._post(manager, peer_name, [1 + number for number in there], source, target)
+            handle = self._start(manager, peer_name, [1 + number for number in there], source, target)
         if handle is not None:
             yield handle
             return
@@ -146,29 +154,39 @@ class Sender:
         indices = prefill_state_indices, dst_state_data_ptrs, dst_state_indices
         yield from original(manager, peer_name, *indices, *rest, **options)
 
-    def settled(self, outcome: tuple[bool, bool], manager: Any, handles: Sequence[Any], **_options: Any) -> None:
-        """Writes have settled: announce the blocks among them, or give the peer up, and free the source slots."""
-        done, failed = outcome
-        for handle in handles:
-            posted = self._posted.pop(id(handle), None)
-            if posted is None:
-                continue
-            self._source.give_back(posted.source)
-            if done and not failed:
-                self._side.send(manager, posted.peer.endpoint, posted.arrival.to_frames())
-            else:
-                # A write that has not settled goes to a slot that is never used again, so it can harm nobody.
-                self._drop(posted.name, "write_failed", "a write failed")
-        self._show()
+    def settle(
+        self, original: Callable[..., tuple[bool, bool]], manager: Any, handles: Sequence[Any], *, failure_seen: bool
+    ) -> tuple[bool, bool]:
+        """Post the blocks among `handles` as they are packed, wait for all, and announce the blocks or give their peers up.
+
+        Posted here and not when they were packed: what SGLang prepares in between hides the time that packing takes.
+        """
+        writes = [each for each in handles if isinstance(each, Write)]
+        if not writes:
+            return original(manager, handles, failure_seen=failure_seen)
+        if not failure_seen:
+            for write in writes:
+                self._post(manager, write)
+        # One that was never posted can harm nobody, and NIXL would not say how it fares.
+        running = [
+            each.handle if isinstance(each, Write) else each
+            for each in handles
+            if not isinstance(each, Write) or each.posted
+        ]
+        _look(manager, running)
+        settled, failed = original(manager, running, failure_seen=failure_seen)
+        self._finish(manager, [write for write in writes if not write.over], written=settled and not failed)
+        return settled, failed
 
     def credit(self, original: Callable[..., bool], manager: Any, msg: list[bytes]) -> bool:
         """Take a credit from among decode's messages; the rest are SGLang's."""
         if not msg or msg[0] != CREDIT:
             return original(manager, msg)
-        with suppress(ValueError, IndexError):
+        with suppress(ValueError, IndexError, TypeError):
             given = Credit.from_frames(msg)
             if given.peer in self._peers:
-                self._peers[given.peer].ring.give_back(given.slot)
+                for slot in given.slots:
+                    self._peers[given.peer].ring.give_back(slot)
                 self._show()
         return True
 
@@ -190,10 +208,10 @@ class Sender:
             return "layout", str(error)
         return "", ""
 
-    def _post(
+    def _start(
         self, manager: Any, peer_name: str, groups: Sequence[int], source: Sequence[Any], target: Sequence[Any]
-    ) -> Any:
-        """Pack, post the write and return its handle; None when there is no slot or too much for one."""
+    ) -> Write | None:
+        """Begin to pack a block and make its write; None when there is no slot or too much for one."""
         peer = self._peers.get(peer_name)
         if peer is None:
             return None
@@ -205,31 +223,98 @@ class Sender:
         if size > min(peer.offer.slot_bytes, self._side.slot_bytes):
             self._fall_back("slot_too_small")
             return None
-        slot = peer.ring.take(SLOT_WAIT_S)
+        slot = self._take(manager, peer.ring)
         if slot is None:
             self._drop_lost()
             self._fall_back("no_slot")
             return None
-        here = self._source.take(SLOT_WAIT_S)
+        try:
+            here = self._take(manager, self._source)
+        except BaseException:
+            peer.ring.give_back(slot)
+            raise
         if here is None:
             peer.ring.give_back(slot)
             self._fall_back("no_slot")
             return None
         try:
-            self._side.copier.pack(taken, self._side.block(0, here))
+            with self._waterfall.time("launch"):
+                copy = self._side.copier.pack(taken, self._side.block(0, here))
             address = peer.offer.address + slot * peer.offer.slot_bytes
-            handle = self._side.write(manager, peer_name, slot=here, address=address, size=size, device=peer.device)
+            handle = self._side.make_write(
+                manager, peer_name, slot=here, address=address, size=size, device=peer.device
+            )
         except BaseException:
             self._source.give_back(here)
-            self._drop(peer_name, "write_failed", "a write could not be posted")
+            self._drop(peer_name, "write_failed", "a block could not be packed")
             raise
-        arrival = Arrival(
-            self._waterfall.room, peer.offer.area, slot, wanted, peer_name, manager.local_ip, manager.rank_port
-        )
-        self._posted[id(handle)] = Posted(peer_name, peer, here, arrival)
+        write = Write(peer_name, peer, here, Block(slot, wanted), copy, handle)
+        self._held.append(write)
         self._show()
         self._waterfall.current.paths.add("packed")
-        return handle
+        return write
+
+    @property
+    def _held(self) -> list[Write]:
+        """The blocks of this thread that are not announced yet."""
+        held: list[Write] = self._thread.__dict__.setdefault("held", [])
+        return held
+
+    def _take(self, manager: Any, ring: Ring) -> int | None:
+        """Take a slot; before this thread waits for one, it lets go of those it holds."""
+        slot = ring.take(0)
+        if slot is None:
+            self._flush(manager)
+            slot = ring.take(SLOT_WAIT_S)
+        return slot
+
+    def _flush(self, manager: Any) -> None:
+        """Settle the blocks that this thread holds. Raises RuntimeError when they could not be written."""
+        if not self._held:
+            return
+        settled, failed = manager._await_handles(self._held[:], failure_seen=False)  # noqa: SLF001 - hooked: `settle`
+        if failed or not settled:
+            raise RuntimeError("NIXL could not write a packed block")
+
+    def _post(self, manager: Any, write: Write) -> None:
+        """Hand a packed block to NIXL, unless it was before."""
+        if write.posted or write.over:
+            return
+        try:
+            with self._waterfall.time("pack"):
+                write.copy.wait()
+            with self._waterfall.time("prepare"):
+                manager._post_xfer(write.handle, "NIXL did not accept a packed block")  # noqa: SLF001 - SGLang's errors
+        except BaseException:
+            # What NIXL may have begun goes to a slot that is never used again, so it can harm nobody.
+            self._end(write)
+            self._drop(write.name, "write_failed", "a write could not be posted")
+            raise
+        write.posted = True
+
+    def _finish(self, manager: Any, writes: Sequence[Write], *, written: bool) -> None:
+        """Announce the blocks that were written to each peer; of the others only those that NIXL never had are forgiven."""
+        for write in writes:
+            self._end(write)
+            if not write.posted:
+                write.peer.ring.give_back(write.block.slot)
+            elif not written:
+                self._drop(write.name, "write_failed", "a write failed")
+        if written:
+            for name, group in groupby(writes, lambda write: write.name):
+                own = list(group)
+                peer, blocks = own[0].peer, tuple(write.block for write in own)
+                arrival = Arrival(
+                    self._waterfall.room, peer.offer.area, blocks, name, manager.local_ip, manager.rank_port
+                )
+                self._side.send(manager, peer.endpoint, arrival.to_frames())
+        self._show()
+
+    def _end(self, write: Write) -> None:
+        write.over = True
+        self._source.give_back(write.source)
+        if write in self._held:
+            self._held.remove(write)
 
     def _fall_back(self, reason: str) -> None:
         metrics.fallbacks().labels(reason).inc()
@@ -251,7 +336,13 @@ class Sender:
                 self._drop(name, "slot_lost", "a slot did not come back")
 
 
-def _settle(manager: Any, handle: Any) -> None:
-    settled, failed = manager._await_handles([handle], failure_seen=False)  # noqa: SLF001 - the engine's, and hooked
-    if failed or not settled:
-        raise RuntimeError("NIXL could not write a packed block")
+def _look(manager: Any, handles: Sequence[Any]) -> None:
+    """Look at `handles` for a short while without a pause; SGLang lets another thread run after every look.
+
+    What a look says is for SGLang to judge, which looks again.
+    """
+    until = time.perf_counter() + SPIN_S
+    with suppress(Exception):
+        for handle in handles:
+            while manager.agent.check_xfer_state(handle) == "PROC" and time.perf_counter() < until:
+                pass

@@ -68,15 +68,14 @@ class Side:
             raise ValueError(f"there is no slot {slot} of area {area}")
         return self._areas[area][slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
 
-    def write(self, manager: Any, peer: str, *, slot: int, address: int, size: int, device: int) -> Any:
-        """Post one write of `size` bytes from `slot` to `address` at `peer`; return its handle. NIXL's errors are raised."""
+    def make_write(self, manager: Any, peer: str, *, slot: int, address: int, size: int, device: int) -> Any:
+        """Return a handle that writes `size` bytes from `slot` to `address` at `peer` once posted. NIXL's errors are raised."""
         agent, here = manager.agent, self.block(0, slot).data_ptr()
         source = agent.get_xfer_descs([(here, size, manager.kv_args.gpu_id)], _MEMORY)
         target = agent.get_xfer_descs([(address, size, device)], _MEMORY)
         handle = agent.initialize_xfer("WRITE", source, target, peer)
         if not handle:
             raise RuntimeError("NIXL made no transfer of a packed block")
-        manager._post_xfer(handle, "NIXL did not accept a packed block")  # noqa: SLF001 - its errors decide what follows
         return handle
 
     def send(self, manager: Any, endpoint: tuple[str, int], frames: list[bytes]) -> None:

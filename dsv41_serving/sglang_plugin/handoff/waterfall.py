@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,9 @@ STAGES = {
     "prefill": {
         "bootstrap": "from the request's arrival in the queue to decode's answer that it has memory",
         "queue": "chunks waiting for the thread that sends to this decode engine",
-        "prepare": "descriptors made and handed to NIXL; packing, where chunks are packed",
+        "launch": "copies of packed blocks started; on a CPU also done",
+        "pack": "until the GPU has done them, where nothing else was left to do meanwhile",
+        "prepare": "descriptors made and handed to NIXL",
         "wire": "from the last descriptor to NIXL's word that every write is done",
         "poll": "until the scheduler looks",
     },
@@ -33,7 +36,8 @@ STAGES = {
         "allocate": "until memory is allocated and prefill was told where it is",
         "receive": "from then until prefill's word that all is written; the whole prefill is in it",
         "notify": "that word on its way, by the clocks of both hosts",
-        "unpack": "packed blocks scattered into the pools, each; within receive",
+        "launch": "copies of packed blocks into the pools started, of each message; on a CPU also done; within receive",
+        "unpack": "until the GPU has done them; within receive",
         "poll": "until the scheduler looks",
         "admit": "until the request is in a batch",
     },
@@ -50,6 +54,8 @@ class Transfer:
     connected: bool = False
     queued: deque[float] = field(default_factory=deque)
     queue: float = 0.0
+    launch: float = 0.0
+    pack: float = 0.0
     prepare: float = 0.0
     wire: float = 0.0
     bytes: int = 0
@@ -57,6 +63,11 @@ class Transfer:
     paths: set[str] = field(default_factory=set)
     """That its KV and states took: `packed`, `stock`. Empty when no other than SGLang's own could be taken."""
     finished: bool = False
+
+    @property
+    def spent(self) -> float:
+        """What the sending thread has spent on it."""
+        return self.launch + self.pack + self.prepare + self.wire
 
     @property
     def path(self) -> str:
@@ -151,11 +162,20 @@ class Waterfall:
     def start(self, *_args: Any, **_kwargs: Any) -> None:
         """Descriptors are about to be made, or waited for, in this thread."""
         starts = self._thread.__dict__.setdefault("starts", [])
-        starts.append((self._clock(), self.current.wire))
+        starts.append((self._clock(), self.current.spent))
+
+    @contextmanager
+    def time(self, stage: str) -> Iterator[None]:
+        """Add what is done within to `stage` of the hand-off that this sending thread works on, and to no other."""
+        transfer, since = self.current, self._clock()
+        try:
+            yield
+        finally:
+            setattr(transfer, stage, getattr(transfer, stage) + self._clock() - since)
 
     def pages_sent(self, handle: Any, manager: Any, _peer: str, pages: Any, *_args: Any, **_kwargs: Any) -> Any:
         """A write of KV pages was posted."""
-        self._add_preparation()
+        self._add("prepare")
         self.current.bytes += len(pages) * manager.kv_item_lens_sum
         return handle
 
@@ -167,14 +187,13 @@ class Waterfall:
 
     def aux_sent(self, handle: Any, manager: Any, *_args: Any, **_kwargs: Any) -> Any:
         """A write of a request's metadata was posted."""
-        self._add_preparation()
+        self._add("prepare")
         self.current.bytes += sum(manager.kv_args.aux_item_lens)
         return handle
 
     def awaited(self, outcome: Any, *_args: Any, **_kwargs: Any) -> Any:
         """Writes have settled."""
-        since, _ = self._thread.starts.pop()
-        self.current.wire += self._clock() - since
+        self._add("wire")
         return outcome
 
     def count_selected(self, handle: Any, _agent: Any, _operation: str, _side: Any, indices: Any, *_rest: Any) -> Any:
@@ -197,11 +216,12 @@ class Waterfall:
             self._observe("notify", max(0.0, time.time() - float(msg[-1])))
         return parsed
 
-    def _add_preparation(self) -> None:
-        """Add the time since `start`, without what was spent waiting for the wire meanwhile."""
-        since, wire = self._thread.starts.pop()
+    def _add(self, stage: str) -> None:
+        """Add the time since `start` to `stage`, without what was counted elsewhere meanwhile."""
+        since, spent = self._thread.starts.pop()
         transfer = self.current
-        transfer.prepare += self._clock() - since - (transfer.wire - wire)
+        meanwhile = transfer.spent - spent
+        setattr(transfer, stage, getattr(transfer, stage) + self._clock() - since - meanwhile)
 
     def _connect(self, transfer: Transfer) -> None:
         transfer.connected = True
@@ -213,7 +233,8 @@ class Waterfall:
             self._pass(transfer, "receive")
             return
         transfer.mark = self._clock()
-        for stage in ("queue", "prepare", "wire"):
+        own = ("launch", "pack") if "packed" in transfer.paths else ()
+        for stage in ("queue", *own, "prepare", "wire"):
             self._observe(stage, getattr(transfer, stage))
         metrics.transfer_bytes().observe(transfer.bytes)
         metrics.transfer_descriptors().observe(transfer.descriptors)
@@ -225,13 +246,15 @@ class Waterfall:
         transfer.mark = now
 
     def _time(self, handles: Any, size: int) -> Iterator[Any]:
-        transfer, since = self.current, self._clock()
-        transfer.bytes += size
-        for handle in handles:
-            transfer.prepare += self._clock() - since
+        self.current.bytes += size
+        handles = iter(handles)
+        while True:
+            self.start()
+            handle = next(handles, None)
+            self._add("prepare")
+            if handle is None:
+                return
             yield handle
-            since = self._clock()
-        transfer.prepare += self._clock() - since
 
 
 # Tag, room, status, rank, reason, time: see CommonKVManager._encode_kv_status_message.

@@ -1,11 +1,11 @@
 """What prefill and decode tell each other about packed blocks, in SGLang's own control messages.
 
     offer     decode -> prefill   one more frame of the registration: where its staging area is and what its pools look like
-    arrival   prefill -> decode   a block is written: slot, and the items it holds of every group of pools
-    credit    decode -> prefill   the slot is free again
+    arrival   prefill -> decode   blocks are written: their slots, and the items they hold of every group of pools
+    credit    decode -> prefill   these slots are free again
 
 An arrival goes over the socket that carries prefill's final word on the request, behind the write and before that word, so
-decode has scattered a block before the request can be admitted, and before the pages of a cancelled one are released.
+decode has scattered the blocks before the request can be admitted, and before the pages of a cancelled one are released.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ARRIVAL = b"DSV41_ARRIVAL"
 CREDIT = b"DSV41_CREDIT"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,20 @@ class Offer:
 
 
 @dataclass(frozen=True)
+class Block:
+    """What one slot holds."""
+
+    slot: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
 class Arrival:
-    """A block that was written into `slot` of `area` for the request in bootstrap room `room`."""
+    """Blocks that were written to slots of `area` for the request in bootstrap room `room`."""
 
     room: int
     area: int
-    slot: int
-    parts: tuple[Part, ...]
+    blocks: tuple[Block, ...]
     peer: str
     """Name of decode's NIXL agent, to be said with the credit."""
     host: str
@@ -78,42 +85,40 @@ class Arrival:
 
     def to_frames(self) -> list[bytes]:
         """Return the message."""
-        head = json.dumps([self.room, self.area, self.slot, self.peer, self.host, self.port])
-        groups = np.array([part.group for part in self.parts], dtype=np.int32)
-        return [
-            ARRIVAL,
-            head.encode(),
-            groups.tobytes(),
-            *(part.items.astype(np.int32).tobytes() for part in self.parts),
-        ]
+        slots = [[block.slot, [part.group for part in block.parts]] for block in self.blocks]
+        head = json.dumps([self.room, self.area, slots, self.peer, self.host, self.port])
+        items = (part.items for block in self.blocks for part in block.parts)
+        return [ARRIVAL, head.encode(), *(each.astype(np.int32).tobytes() for each in items)]
 
     @classmethod
     def from_frames(cls, frames: Sequence[bytes]) -> Arrival:
         """Read the message. Raises ValueError when it is none."""
-        room, area, slot, peer, host, port = json.loads(frames[1])
-        groups = np.frombuffer(frames[2], dtype=np.int32)
-        parts = tuple(
-            Part(int(group), np.frombuffer(items, dtype=np.int32))
-            for group, items in zip(groups, frames[3:], strict=True)
+        room, area, slots, peer, host, port = json.loads(frames[1])
+        if len(frames) != 2 + sum(len(groups) for _, groups in slots):
+            raise ValueError(f"{len(frames)} frames do not fit the slots {slots}")
+        items = iter(frames[2:])
+        blocks = tuple(
+            Block(slot, tuple(Part(group, np.frombuffer(next(items), dtype=np.int32)) for group in groups))
+            for slot, groups in slots
         )
-        return cls(room, area, slot, parts, peer, host, port)
+        return cls(room, area, blocks, peer, host, port)
 
 
 @dataclass(frozen=True)
 class Credit:
-    """Slot `slot` of the ring towards decode's agent `peer` is free."""
+    """The `slots` of the ring towards decode's agent `peer` are free."""
 
     peer: str
-    slot: int
+    slots: tuple[int, ...]
 
     def to_frames(self) -> list[bytes]:
         """Return the message."""
-        return [CREDIT, self.peer.encode(), str(self.slot).encode()]
+        return [CREDIT, self.peer.encode(), json.dumps(self.slots).encode()]
 
     @classmethod
     def from_frames(cls, frames: Sequence[bytes]) -> Credit:
-        """Read the message."""
-        return cls(frames[1].decode(), int(frames[2]))
+        """Read the message. Raises ValueError when it is none."""
+        return cls(frames[1].decode(), tuple(int(slot) for slot in json.loads(frames[2])))
 
 
 def fingerprint(description: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 
 from dsv41_serving.sglang_plugin.handoff import metrics
 from dsv41_serving.sglang_plugin.handoff.ring import Ring
-from dsv41_serving.sglang_plugin.handoff.wire import ARRIVAL, CREDIT, Arrival, Credit, Offer, Part
+from dsv41_serving.sglang_plugin.handoff.wire import ARRIVAL, CREDIT, Arrival, Block, Credit, Offer, Part
 from dsv41_serving.spec.model import Handoff
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -25,14 +25,14 @@ SLOT = 2**20
 
 
 class FakeAgent:
-    """A NIXL agent whose writes are copies in this process; `broken` makes them fail."""
+    """A NIXL agent whose writes are copies in this process; `broken` makes them fail, `refuses` their posting."""
 
     name = "decode-agent"
 
     def __init__(self) -> None:
         self.registered: list[tuple[int, int]] = []
         self.writes: list[int] = []
-        self.broken = False
+        self.broken = self.refuses = False
 
     def register_memory(self, places: list[tuple[int, int, int, str]], _kind: str) -> bool:
         self.registered += [(address, size) for address, size, _, _ in places]
@@ -45,7 +45,11 @@ class FakeAgent:
         ((here, size, _),), ((there, length, _),) = source, target
         assert size == length
         self.writes.append(size)
-        return types.SimpleNamespace(move=lambda: ctypes.memmove(there, here, size))
+        return types.SimpleNamespace(move=lambda: ctypes.memmove(there, here, size), posted=False)
+
+    def check_xfer_state(self, handle: Any) -> str:
+        assert handle.posted, "NIXL raises for one that was never posted"
+        return "ERR" if self.broken else "DONE"
 
 
 class Engine:
@@ -83,21 +87,26 @@ class Engine:
         self.request_status: dict[int, int] = {ROOM: 3}
         self.failures: dict[int, str] = {}
         self.outbox: list[list[bytes]] = []
-        self.after_await: Callable[..., None] | None = None
+        self.settle: Callable[..., tuple[bool, bool]] | None = None
 
     def _send_multipart_locked(self, _endpoint: str, frames: list[bytes], *, is_ipv6: bool) -> None:
         assert not is_ipv6
         self.outbox.append(frames)
 
-    def _post_xfer(self, handle: Any, _message: str) -> None:
+    def _post_xfer(self, handle: Any, message: str) -> None:
+        if self.agent.refuses:
+            raise RuntimeError(message)
+        handle.posted = True
         if not self.agent.broken:
             handle.move()
 
-    def _await_handles(self, handles: list[Any], *, failure_seen: bool) -> tuple[bool, bool]:
-        outcome = (True, failure_seen or self.agent.broken)
-        if self.after_await is not None:
-            self.after_await(outcome, self, handles, failure_seen=failure_seen)
-        return outcome
+    def _await_handles(self, handles: Sequence[Any], *, failure_seen: bool) -> tuple[bool, bool]:
+        assert self.settle is not None
+        return self.settle(Engine.await_all, self, handles, failure_seen=failure_seen)
+
+    def await_all(self, handles: Sequence[Any], *, failure_seen: bool) -> tuple[bool, bool]:
+        states = [self.agent.check_xfer_state(handle) for handle in handles]
+        return True, failure_seen or "ERR" in states
 
     def record_failure(self, room: int, reason: str) -> None:
         self.failures[room] = reason
@@ -123,7 +132,7 @@ class Pair:
         self.prefill, self.decode = Engine(1), decode or Engine(2)
         self.waterfall = Waterfall(lambda *_: None)
         self.sender, self.receiver = Sender(staging.Side(table), self.waterfall), Receiver(staging.Side(table))
-        self.prefill.after_await = self.sender.settled
+        self.prefill.settle = self.sender.settle
         self.stock: list[tuple[list[int], list[int]]] = []
         room = types.SimpleNamespace(bootstrap_addr="prefill:1", bootstrap_infos=[{}])
         frames = self.receiver.register(lambda _: self.receiver.offer(lambda _: [b""] * 25, self.decode), room)
@@ -139,14 +148,14 @@ class Pair:
         self.sender.add_peer(None, self.prefill, self.info)
         self.waterfall.follow(None, self.prefill, ROOM, 3)
 
-    def send(self, source: list[int], target: list[int]) -> Any:
+    def send(self, source: list[int], target: list[int], *, settle: bool = True) -> Any:
         def original(_manager: Any, _peer: str, pages: Any, _pointers: Any, there: Any, *_rest: Any) -> str:
             self.stock.append((list(pages), list(there)))
             return "stock"
 
         pages = np.array(source, dtype=np.int32), np.array(target, dtype=np.int32)
         handle = self.sender.send_pages(original, self.prefill, FakeAgent.name, pages[0], [], pages[1], 0)
-        if handle != "stock":
+        if settle and handle != "stock":
             self.prefill._await_handles([handle], failure_seen=False)
         return handle
 
@@ -316,6 +325,97 @@ def test_a_block_that_cannot_be_scattered_fails_its_request(make: Callable[..., 
     assert pair.sender.busy == 0
 
 
+def test_pages_and_states_of_a_chunk_are_settled_and_announced_together(make: Callable[..., Pair]) -> None:
+    """Nothing is posted before; then two writes, one message there and one back."""
+    pair = make()
+    pages = pair.send([3], [7], settle=False)
+    (states,) = pair.sender.send_states(pytest.fail, pair.prefill, FakeAgent.name, [[4], [9]], [], [[1], [2]])
+    assert (pages.posted, states.posted, pair.sender.busy) == (False, False, 4)
+    assert pair.prefill._await_handles([pages, states], failure_seen=False) == (True, False)
+    (arrival,) = pair.prefill.outbox
+    assert len(Arrival.from_frames(arrival).blocks) == 2
+    pair.deliver()
+    assert all(
+        torch.equal(ours[7], theirs[3])
+        for ours, theirs in zip(*(e.groups[0] for e in (pair.decode, pair.prefill)), strict=True)
+    )
+    assert torch.equal(pair.decode.groups[2][0][2], pair.prefill.groups[2][0][9])
+    assert pair.sender.busy == 0
+
+
+def test_with_one_slot_the_states_wait_for_the_pages_before_them(
+    make: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slot that the pages hold comes back once they are written and announced, so that is done first."""
+    pair = make(slots=1)
+    monkeypatch.setattr(
+        pair.prefill,
+        "_send_multipart_locked",
+        lambda _endpoint, frames, **_options: (pair.receiver.take(pytest.fail, pair.decode, frames), pair.deliver()),
+    )
+    pages = pair.send([3], [7], settle=False)
+    (states,) = pair.sender.send_states(pytest.fail, pair.prefill, FakeAgent.name, [[4], [9]], [], [[1], [2]])
+    assert (pages.over, states.over) == (True, False)
+    assert pair.prefill._await_handles([pages, states], failure_seen=False) == (True, False)
+    assert torch.equal(pair.decode.groups[2][0][2], pair.prefill.groups[2][0][9])
+    assert pair.sender.busy == 0
+
+
+def test_a_block_that_nixl_refuses_ends_packing_to_the_peer_and_leaves_no_slot_taken(
+    make: Callable[..., Pair], counted: Callable[[str], float]
+) -> None:
+    """SGLang settles the same handles again after the error; neither the refused one nor the one behind it is asked about."""
+    pair = make()
+    pages = pair.send([3], [7], settle=False)
+    (states,) = pair.sender.send_states(pytest.fail, pair.prefill, FakeAgent.name, [[4], [9]], [], [[1], [2]])
+    pair.prefill.agent.refuses = True
+    with pytest.raises(RuntimeError, match="did not accept"):
+        pair.prefill._await_handles([pages, states], failure_seen=False)
+    assert pair.prefill._await_handles([pages, states], failure_seen=True) == (True, True)
+    assert pair.prefill.outbox == []
+    assert (pair.sender.busy, counted("write_failed")) == (0, 1)
+    assert pair.send([3], [7]) == "stock"
+
+
+def test_a_block_that_another_fault_keeps_from_being_posted_gives_its_slots_back(
+    make: Callable[..., Pair], counted: Callable[[str], float]
+) -> None:
+    """Nothing of it was written, so the peer is still served packed."""
+    pair = make(slots=1)
+    pages = pair.send([3], [7], settle=False)
+    assert pair.prefill._await_handles([pages], failure_seen=True) == (True, True)
+    assert (pages.posted, pair.prefill.outbox, pair.sender.busy, counted("write_failed")) == (False, [], 0, 0)
+    assert pair.send([3], [7]) != "stock"
+
+
+def test_a_copy_is_waited_for_before_its_block_is_posted(make: Callable[..., Pair]) -> None:
+    """The copies of a GPU are under way when they have been started."""
+    pair = make()
+    order: list[str] = []
+    pages = pair.send([3], [7], settle=False)
+    pages.copy = types.SimpleNamespace(wait=lambda: order.append(f"packed, posted {pages.handle.posted}"))
+    pair.prefill._await_handles([pages], failure_seen=False)
+    unpack = pair.receiver._side.copier.unpack
+
+    def start(parts: Any, block: torch.Tensor) -> Any:
+        unpack(parts, block)
+        return types.SimpleNamespace(wait=lambda: order.append(f"unpacked, credits {len(pair.decode.outbox)}"))
+
+    pair.receiver._side.copier.unpack = start  # type: ignore[method-assign]
+    pair.deliver()
+    assert order == ["packed, posted False", "unpacked, credits 0"]
+
+
+def test_numbers_of_every_part_begin_where_triton_expects_them() -> None:
+    from dsv41_serving.sglang_plugin.handoff.pools import line_up
+
+    sizes = [3, 4, 0, 5]
+    numbers, starts = line_up([Part(0, np.arange(10, 10 + size, dtype=np.int32)) for size in sizes])
+    assert (numbers.dtype, starts) == (np.int32, [0, 4, 8, 8])
+    for start, size in zip(starts, sizes, strict=True):
+        assert numbers[start : start + size].tolist() == list(range(10, 10 + size))
+
+
 @pytest.mark.parametrize("why", ["peer_lacks_it", "layout"])
 def test_a_peer_that_cannot_is_served_on_sglangs_path(
     make: Callable[..., Pair], counted: Callable[[str], float], why: str
@@ -373,19 +473,25 @@ def test_sglangs_own_messages_pass(make: Callable[..., Pair]) -> None:
     pair = make()
     assert pair.receiver.take(lambda _manager, msg: msg, pair.decode, [b"CHUNK_READY"]) == [b"CHUNK_READY"]
     assert pair.sender.credit(lambda _manager, msg: msg, pair.prefill, [b"ABORT"]) == [b"ABORT"]
-    assert pair.receiver.take(pytest.fail, pair.decode, [ARRIVAL, b"{"])
+    for head in (b"{", b"5", b'[1, 0, [[0, [0]]], "agent", "::1", 5]'):
+        assert pair.receiver.take(pytest.fail, pair.decode, [ARRIVAL, head])
     assert pair.sender.credit(pytest.fail, pair.prefill, [CREDIT, b"x", b"no number"])
+    assert pair.sender.credit(pytest.fail, pair.prefill, [CREDIT, b"x", b"5"])
 
 
 def test_messages_read_as_they_were_written() -> None:
     parts = (Part(0, np.array([5, 6], dtype=np.int32)), Part(2, np.array([], dtype=np.int32)))
-    read = Arrival.from_frames(Arrival(2**63 - 1, 1, 3, parts, "agent", "::1", 5).to_frames())
-    assert (read.room, read.area, read.slot, read.peer, read.host, read.port) == (2**63 - 1, 1, 3, "agent", "::1", 5)
-    assert [(part.group, part.items.tolist()) for part in read.parts] == [(0, [5, 6]), (2, [])]
-    assert Credit.from_frames(Credit("agent", 3).to_frames()) == Credit("agent", 3)
+    blocks = Block(3, parts), Block(0, parts[:1])
+    read = Arrival.from_frames(Arrival(2**63 - 1, 1, blocks, "agent", "::1", 5).to_frames())
+    assert (read.room, read.area, read.peer, read.host, read.port) == (2**63 - 1, 1, "agent", "::1", 5)
+    assert [(block.slot, [(part.group, part.items.tolist()) for part in block.parts]) for block in read.blocks] == [
+        (3, [(0, [5, 6]), (2, [])]),
+        (0, [(0, [5, 6])]),
+    ]
+    assert Credit.from_frames(Credit("agent", (3, 0)).to_frames()) == Credit("agent", (3, 0))
     offer = Offer(1, 2**47, 4, SLOT, "layout")
     assert Offer.from_frame(offer.to_frame()) == offer
-    assert Offer.from_frame(offer.to_frame().replace(b'"version": 1', b'"version": 2')) is None
+    assert Offer.from_frame(offer.to_frame().replace(b'"version": 2', b'"version": 1')) is None
     assert Offer.from_frame(b"\x00\x01") is None
 
 

@@ -1,5 +1,7 @@
 """The entry point: what it reads, what it refuses."""
 
+import sys
+
 import pytest
 
 from dsv41_serving.errors import EngineDriftError
@@ -18,6 +20,19 @@ def test_the_table_is_read_as_the_plan_writes_it(monkeypatch: pytest.MonkeyPatch
     table = Handoff(packed=True, slots=2, slot_mib=16)
     monkeypatch.setenv("DSV41_HANDOFF", table.model_dump_json())
     assert drift.read_table(plugin.VARIABLE, Handoff) == table
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_threads_give_the_interpreter_up_as_soon_as_the_table_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSV41_HANDOFF", Handoff(switch_us=125).model_dump_json())
+    monkeypatch.setattr(drift, "check_versions", lambda: None)
+    monkeypatch.setattr(drift, "apply", lambda _: None)
+    before = sys.getswitchinterval()
+    try:
+        plugin.register()
+        assert sys.getswitchinterval() == pytest.approx(125e-6)
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_a_table_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,32 @@ def test_waiting_within_a_preparation_is_wire(statuses: type) -> None:
     assert (run.waterfall.current.prepare, run.waterfall.current.wire) == (3.0, 5.0)
 
 
+def test_packing_is_counted_apart_from_what_it_is_part_of(statuses: type) -> None:
+    """2 s of starting a copy within a preparation of 5 s; 3 s of waiting for it and 0.5 s of posting before 4 s of wire."""
+    run = Followed("prefill")
+    run.begin()
+    run.set(statuses.WaitingForInput)
+    run.waterfall.enqueue(run.manager, ROOM)
+    run.set(statuses.Transferring)
+    run.waterfall.start()
+    run.clock.now = 1.0
+    with run.waterfall.time("launch"):
+        run.clock.now = 3.0
+    run.clock.now = 5.0
+    run.waterfall.current.paths.add("packed")
+    run.waterfall.pages_sent("handle", run.manager, "peer", [1])
+    run.waterfall.start()
+    with run.waterfall.time("pack"):
+        run.clock.now = 8.0
+    with run.waterfall.time("prepare"):
+        run.clock.now = 8.5
+    run.clock.now = 12.5
+    run.waterfall.awaited((True, False))
+    run.set(statuses.Success)
+    stages = [("bootstrap", 0.0), ("queue", 0.0), ("launch", 2.0), ("pack", 3.0), ("prepare", 3.5), ("wire", 4.0)]
+    assert run.seen == stages
+
+
 def test_decode_from_receiver_to_batch(statuses: type) -> None:
     """Bootstrap 1 s, allocation 2 s, receipt 4 s, poll 0.5 s, admission 8 s; a retracted request is not admitted twice."""
     run = Followed("decode")

@@ -103,6 +103,12 @@ class Pools:
         """Copies of the pools lie elsewhere."""
         return Pools.of(copy.deepcopy(self.tensors, memo))
 
+    def copy_(self, other: Pools) -> Pools:
+        """Copy the bytes of the pools of `other` into these, which stay where they are; both are known as tensors."""
+        for own, theirs in zip(self.tensors, other.tensors, strict=True):
+            own.copy_(theirs)
+        return self
+
     @property
     def bytes_per_item(self) -> int:
         """Bytes of one item of every pool together."""

@@ -1,0 +1,86 @@
+"""The copies of the packed hand-off as a GPU does them, with the interpreted kernels and a CPU that is said to be the GPU."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+
+from dsv41_serving.sglang_plugin.handoff.pools import DeviceCopy, GpuCopier, Group
+from dsv41_serving.sglang_plugin.handoff.wire import Part
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+SIZES = ((64, 16), (32,), (48, 48))
+
+
+class Event:
+    """An event of a GPU that has passed after `looks` looks, or when it is waited for."""
+
+    def __init__(self, looks: int = 1) -> None:
+        self.left, self.recorded, self.waited = looks, False, False
+
+    def record(self, _stream: object) -> None:
+        self.recorded = True
+
+    def query(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+    def synchronize(self) -> None:
+        self.waited = True
+
+
+@pytest.fixture
+def copier(monkeypatch: pytest.MonkeyPatch) -> tuple[GpuCopier, list[list[torch.Tensor]]]:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _device, priority: priority)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    for name in ("device", "stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    pools = [[torch.randint(0, 256, (9, size), dtype=torch.uint8) for size in sizes] for sizes in SIZES]
+    groups = [
+        Group(tuple(pool.data_ptr() for pool in each), sizes, 9) for each, sizes in zip(pools, SIZES, strict=True)
+    ]
+    return GpuCopier(groups, torch.device("cpu")), pools
+
+
+def test_parts_of_several_groups_lie_one_behind_the_other_and_come_back(
+    copier: tuple[GpuCopier, list[list[torch.Tensor]]],
+) -> None:
+    """Three items of the first group, none of the second, two of the third; 240 + 192 bytes in a slot of 512."""
+    copies, pools = copier
+    source = [
+        Part(0, np.array([8, 0, 4], np.int32)),
+        Part(1, np.array([], np.int32)),
+        Part(2, np.array([1, 2], np.int32)),
+    ]
+    target = [
+        Part(0, np.array([1, 2, 3], np.int32)),
+        Part(1, np.array([], np.int32)),
+        Part(2, np.array([7, 6], np.int32)),
+    ]
+    before = [[pool.clone() for pool in each] for each in pools]
+    block = torch.full((512,), 7, dtype=torch.uint8)
+    copies.pack(source, block).wait()
+    expected = [
+        before[part.group][pool][part.items.astype(int)].flatten()
+        for part in source
+        for pool in range(len(SIZES[part.group]))
+    ]
+    assert torch.equal(block, torch.cat([*expected, torch.full((80,), 7, dtype=torch.uint8)]))
+    copies.unpack(target, block).wait()
+    for there, here in zip(target, source, strict=True):
+        for pool, old in zip(pools[there.group], before[there.group], strict=True):
+            wanted = old.clone()
+            wanted[there.items.astype(int)] = old[here.items.astype(int)]
+            assert torch.equal(pool, wanted)
+
+
+def test_a_copy_is_looked_at_before_anybody_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is soon done is seen; for a long one the thread sleeps until the device wakes it."""
+    soon, late = Event(looks=3), Event(looks=10**9)
+    monkeypatch.setattr("dsv41_serving.sglang_plugin.handoff.pools.SPIN_S", float("inf"))
+    DeviceCopy(soon).wait()  # type: ignore[arg-type]
+    monkeypatch.setattr("dsv41_serving.sglang_plugin.handoff.pools.SPIN_S", 0.0)
+    DeviceCopy(late).wait()  # type: ignore[arg-type]
+    assert (soon.left, soon.waited, late.waited) == (-1, False, True)
