@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dsv41_kernels import codec
-from dsv41_kernels.serve import compare, profile, rank, table, verdict, weights, workload
+from dsv41_kernels.serve import compare, profile, rank, study, table, verdict, weights, workload
 from dsv41_kernels.serve.model import Scale
 from dsv41_kernels.serve.server import Variant
 
@@ -313,6 +313,16 @@ def test_a_variants_arguments_are_its_own() -> None:
         Variant("a", "all=off"),
         Variant("b", "compress=on", ("--chunked-prefill-size=1024",), "attention=0,index=0"),
     ]
+
+
+def test_the_study_tells_rounding_from_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    """On a model of a hundred tokens: the shares of the defaults, nothing for no disturbance, and a refusal of unknown gains."""
+    size = study.Size(hidden=256, vocabulary=256, tokens=96, window=8, topk=8)
+    found = study.examine(weights.Gains(attention=1), 1, size)
+    assert found["rounding"] < 0.1 < found["attention"]
+    assert study.examine(weights.Gains(attention=0, experts=0), 1, size)["attention"] == 0
+    assert study.main(["depth=1"]) == 2
+    assert "no gain 'depth'" in capsys.readouterr().err
 
 
 def answers(variant: str, positions: list[int], p90: float | None = None) -> dict:

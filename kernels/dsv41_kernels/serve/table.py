@@ -23,7 +23,8 @@ what rounding alone can flip, a control variant shows, and the verdict compares 
 give to the same tokens in one prefill.
 """
 _LIMIT = """What can be gained at most: the time of the first variant's kernels that another launches less often or no more, as if nothing took
-their place. While no kernel runs, the GPU waits for the host, which prepares the next step; less work for the GPU only lengthens that wait.
+their place. While no kernel runs, the GPU waits for the next launch within the captured graph, or for the host, which prepares the next step;
+a step that waits for the host gets no shorter by less work for the GPU.
 """
 _KERNELS_SHOWN = 12
 

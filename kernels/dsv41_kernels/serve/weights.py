@@ -8,7 +8,7 @@ of two that gives the same gain.
 
 A random network is chaotic: rounding flips codes, index selections and experts, each flip changes what follows, and among 129,280
 independent logits the best two lie close together. Greedy tokens then differ between any two runs and say nothing about kernels. So
-four things are not random (`Gains`).
+four things are not random (`Gains`; `study.py` measures what they do to a small model of the same structure).
 
 - **Families.** Every token belongs to a class of few, and every class has as many successors: their output rows carry a multiple of the class's
   embeddings, so the next token is one of them, and only which one is left to what the layers computed.
