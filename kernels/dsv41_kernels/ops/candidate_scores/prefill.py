@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+_COLUMNS = 128
+"""Width of a table is a multiple of this: then its blocks of 8 are a multiple of 16."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Selection:
     """The engine's buffers for what is selected, int32 [rows, at least topk].
@@ -60,7 +64,8 @@ def known(inputs: Any) -> bool:
 def _chunks(backend: Any, inputs: Any) -> Iterator[tuple[slice, dict[str, Any], int]]:
     """Rows of one request at a time, few enough for the score budget, the operands that our scorers share, and what the newest row sees.
 
-    A request's slots stand in for the token table, one per compressed position, so the operands' ratio is 1.
+    A request's slots stand in for the token table, one per compressed position, so the operands' ratio is 1. No row reads the padding: it
+    makes all strides multiples of 16, which would else be compiled for apart from others.
     """
     indexer = inputs.indexer
     query = indexer.queries(inputs.q_lora, inputs.freqs_cis[inputs.positions]).contiguous()
@@ -69,7 +74,7 @@ def _chunks(backend: Any, inputs: Any) -> Iterator[tuple[slice, dict[str, Any], 
     keys = backend.token_to_kv_pool.get_index_k_with_scale_buffer(inputs.layer_id)
     for rows, slots in requests(inputs):
         visible = len(slots)
-        table = slots.to(torch.int32)[None, :]
+        table = torch.nn.functional.pad(slots.to(torch.int32), (0, -visible % _COLUMNS))[None, :]
         step = max(PREFILL_ROWS, SCORE_BUDGET // (4 * max(visible, BLOCK * backend.topk_blocks)))
         for first in range(rows.start, rows.stop, step):
             part = slice(first, min(first + step, rows.stop))
@@ -85,14 +90,12 @@ def _chunks(backend: Any, inputs: Any) -> Iterator[tuple[slice, dict[str, Any], 
             yield part, operands, visible
 
 
-def _select_from_all(
-    operands: dict[str, Any], visible: int, count: int, topk: int, into: dict[str, Any]
-) -> torch.Tensor:
+def _select_from_all(operands: dict[str, Any], count: int, topk: int, into: dict[str, Any]) -> torch.Tensor:
     """Score all that the rows see, select into `into`; returns the `count` best blocks of each row."""
     rows = len(operands["length"])
     full = index_scores(
         **operands,
-        max_length=visible,
+        max_length=operands["table"].shape[1],
         group_rows=PREFILL_ROWS,
         starts=split_rows([rows], PREFILL_ROWS, operands["query"].device),
     )
@@ -115,8 +118,8 @@ def publish(backend: Any, inputs: Any, selection: Selection) -> torch.Tensor:
     rows, device = inputs.positions.shape[0], inputs.positions.device
     blocks = torch.full((rows, count), -1, dtype=torch.int32, device=device)
     selection.reset()
-    for part, operands, visible in _chunks(backend, inputs):
-        blocks[part] = _select_from_all(operands, visible, count, topk, selection.rows(part, topk))
+    for part, operands, _ in _chunks(backend, inputs):
+        blocks[part] = _select_from_all(operands, count, topk, selection.rows(part, topk))
     return blocks
 
 
@@ -130,6 +133,6 @@ def consume(backend: Any, inputs: Any, blocks: torch.Tensor, selection: Selectio
     for part, operands, visible in _chunks(backend, inputs):
         into = selection.rows(part, topk)
         if visible <= BLOCK * backend.topk_blocks:
-            _select_from_all(operands, visible, 0, topk, into)
+            _select_from_all(operands, 0, topk, into)
         else:
             candidate_scores(**operands, blocks=blocks[part], topk=topk, **into)
