@@ -315,12 +315,12 @@ class Handoff(Table):
         description="Size of a block. Each rank holds slots times this, decode once for each prefill engine.",
     )
     switch_us: int = Field(
-        50,
+        5000,
         ge=5,
         le=5000,
         description=(
-            "Longest that a thread of an engine keeps Python's interpreter lock from another that waits for it; Python's own is "
-            "5000. The scheduler's loop never rests, and the threads that hand over wait for it again and again."
+            "Longest that a thread of an engine keeps Python's interpreter lock from another that waits for it; 5000 is Python's "
+            "own. The scheduler's loop never rests, and the threads that hand over wait for it again and again."
         ),
     )
 

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 def register() -> None:
     """Apply the hooks of the hand-off; they act in schedulers alone, and a forked one has them from its parent.
 
-    Lowers the time that a thread may keep the interpreter's lock, too: the threads that send and receive need it some ten times
+    Sets the time that a thread may keep the interpreter's lock, too: the threads that send and receive need it some ten times
     for a hand-off, beside a scheduler that gives it up only in passing.
 
     SGLang calls this in every process. An SGLang that was started by hand, without the table, is left as it is. Exits with
