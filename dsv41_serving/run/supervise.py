@@ -258,9 +258,13 @@ class Supervisor:
         """Raise GateError when the service ends or fails meanwhile."""
         if not self.service.warm_up:
             return
-        self._enter(WARM_UP)
+
+        def say(detail: str) -> None:
+            self._progress_at = time.monotonic()  # the lines of the gate before it were none
+            self._enter(WARM_UP, detail=detail)
+
         ended = asyncio.create_task(self.wait())
-        work = asyncio.create_task(warm_up(self.service, lambda detail: self._enter(WARM_UP, detail=detail)))
+        work = asyncio.create_task(warm_up(self.service, say))
         try:
             await asyncio.wait({ended, work}, return_when=asyncio.FIRST_COMPLETED)
             if not ended.done() and work.exception() is not None:

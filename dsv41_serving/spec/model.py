@@ -19,8 +19,8 @@ Scalar = bool | int | float | str
 FlagValue = Scalar | list[int] | list[str]
 EnginePort = Annotated[int, Field(ge=1024, le=65533)]
 Bytes = Annotated[int, Field(ge=0)]
-WARM_UP_ROOM = 16
-"""Tokens kept free beside a prompt that warms an engine up: its answer."""
+WARM_UP_ANSWER = 4
+"""Tokens of the answer to a prompt that warms an engine up."""
 # Names of engines become names of services, units and files.
 EngineName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 # Paths that become directives of a unit: absolute, and without the characters systemd gives a meaning.
@@ -89,7 +89,7 @@ class Engine(Table):
     drain_timeout_s: Seconds = Field(60.0, description="Longest wait for running requests before an engine is stopped.")
     warm_up_tokens: list[Annotated[int, Field(ge=1)]] = Field(
         default_factory=list,
-        description="Prompt lengths that every engine answers before it is ready, so that no client waits for a kernel to compile.",
+        description="Prompt lengths that every engine answers before it is ready, so that no client waits for what they compile.",
     )
     args: dict[str, FlagValue] = Field(
         default_factory=dict, description="Further SGLang flags without '--' for every engine; false leaves a flag out."
@@ -450,12 +450,12 @@ class NodeSpec(Table):
     def _warm_up_fits(self) -> NodeSpec:
         longest = max(self.engine.warm_up_tokens, default=0)
         rooms = {"engine.context_length": self.engine.context_length} | {
-            f"engines.{name}.max_total_tokens": engine.max_total_tokens
+            f"engines.{name}.max_total_tokens": engine.max_total_tokens // self.engine.page_size * self.engine.page_size
             for name, engine in self.active_engines().items()
             if engine.max_total_tokens is not None
         }
         key = min(rooms, key=lambda each: rooms[each])
-        if longest and longest + WARM_UP_ROOM > rooms[key]:
+        if longest and longest + WARM_UP_ANSWER > rooms[key]:
             raise ContradictionError(
                 "engine.warm_up_tokens",
                 f"{longest} tokens and an answer do not fit into {key} {rooms[key]}; leave the longest out",

@@ -106,7 +106,6 @@ def test_packed_hand_offs_give_the_same_answers_and_leave_nothing_behind(node: S
     # Both halves have answered alone before they were ready: each length once, the shorter one eight times at once.
     for role in ("prefill", "decode"):
         assert node.metric(role, "sglang:prompt_tokens_total") >= 48 + 9 * 24
-        assert node.metric(role, KV_USED) == 0
     before, _ = count()
     assert [ask(prompt) for prompt in prompts] == expected
     after, busy = count()

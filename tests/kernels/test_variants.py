@@ -1,4 +1,4 @@
-"""Lengths and batches make no variants: a request never waits for a kernel to be compiled once each kind has run."""
+"""Lengths and batches make no variants of the kernels that every prefill runs: once each kind has run, none is compiled in a request."""
 
 from __future__ import annotations
 

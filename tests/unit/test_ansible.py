@@ -13,6 +13,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import yaml
 
+from dsv41_serving.release.room import COPY_DIRECTORY
+
 ROOT = Path(__file__).parents[2]
 GB = 10**9
 ANSIBLE = ROOT / "ansible"
@@ -154,6 +156,11 @@ def test_a_first_installation_needs_an_environment_and_a_bundle_its_size_twice(t
     assert ask(str(bundle), "/opt/dsv41", first=False) == {"/opt/dsv41": 4_700_000_000, "/var/tmp": 4_700_000_000}
     with pytest.raises(Exception, match=r"^dsv41_bundle: no file /nowhere/b\.tar; make one with `dsv41 bundle`"):
         ask("/nowhere/b.tar", "/opt/dsv41", first=True)
+
+
+def test_the_bundle_is_copied_to_where_room_is_asked_for() -> None:
+    tasks = (ROOT / "ansible/roles/node/tasks/release.yml").read_text(encoding="utf-8")
+    assert set(re.findall(r"(/\S+)/dsv41-bundle\.tar", tasks)) == {COPY_DIRECTORY}
 
 
 def test_directories_of_one_disk_share_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def _setting(records: list[dict[str, Any]]) -> list[str]:
     variants = dict.fromkeys((record["variant"], record["kernels"], record["gpus"]) for record in records)
     return [
         f"- {some['gpu']}, {some.get('layers', 6)} layers, {some['heads']} heads, {versions}, {some['date']}, commit {some['commit']}",
-        f"- `{some['command']}`",
+        *(f"- `{command}`" for command in dict.fromkeys(record["command"] for record in records)),
         *(f"- {name}: `DSV41_KERNELS={text}`{_shape(gpus)}" for name, text, gpus in variants),
         *([f"- meanwhile: {some['note']}"] if "note" in some else []),
     ]

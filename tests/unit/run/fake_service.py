@@ -87,7 +87,7 @@ class Handler(BaseHTTPRequestHandler):
             busy = self.path == "/flush_cache" and self.settings["busy_flushes"] > 0
             self.settings["busy_flushes"] -= busy
         refused = busy or len(ids) > (self.settings["longest"] or len(ids))
-        _log(f"{self.path} {len(ids)} {body.get('bootstrap_room')} {max(ids, default=0)}\n")
+        _log(f"{self.path} {len(ids)} {body.get('bootstrap_room')} {max(ids, default=0)} {min(ids[:1], default=0)}\n")
         self._reply(400 if refused else 200, "too long" if refused else "{}")
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in the base class

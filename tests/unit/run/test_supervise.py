@@ -153,11 +153,12 @@ def test_an_engine_answers_the_prompts_of_its_plan_before_it_is_ready(tmp_path: 
 
     assert watched.live(life).state == "ready"
     asked = [line.split() for line in watched.output.getvalue().decode().splitlines() if line.startswith("/")]
-    assert [line[:3] for line in asked[:2]] == [["/generate", "20", "0"], ["/generate", "3", "0"]]
-    assert sorted(line[2] for line in asked[2:10]) == [str(number) for number in range(1, 9)]
+    assert [line[:3] for line in asked[:2]] == [["/generate", "20", "0"], ["/generate", "3", "1"]]
+    assert sorted(int(line[2]) for line in asked[2:10]) == list(range(2, 10))
+    assert len({line[4] for line in asked[:10]}) == 10  # no two prompts begin alike
     assert {tuple(line[:2]) for line in asked[2:10]} == {("/generate", "3")}
     assert [line[0] for line in asked[10:]] == ["/flush_cache"] * 3
-    assert all(1_000 <= int(line[3]) < 20_000 for line in asked[:10])
+    assert all(int(line[4]) >= 1_000 and int(line[3]) < 20_000 for line in asked[:10])
     states = watched.states()
     assert states[states.index(("starting", "gate")) + 1 :][:2] == [("starting", "warming up"), ("ready", "ready")]
     assert "8 prompts of 3 tokens at once" in {record.detail for record in watched.records}
@@ -171,7 +172,8 @@ def test_a_prompt_that_fails_while_warming_up_fails_the_start(tmp_path: Path) ->
     )
 
 
-def test_an_engine_that_dies_while_warming_up_is_said(tmp_path: Path) -> None:
+def test_an_engine_that_dies_while_warming_up_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "_DYING_S", PATIENCE_S)
     line = warming(tmp_path, 3, 20, crash_at=20).fail()
     assert line.startswith("prefill: ended with status 3 while warming up; last line: /generate 3 0 ")
 

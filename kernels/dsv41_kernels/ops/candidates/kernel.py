@@ -28,7 +28,7 @@ _COUNTS = (128, 256, 512, 1024, 2048)
 _TOPKS = (16, 32, 64, *_COUNTS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["p_length"])  # slices of a batch begin anywhere
 def select_blocks_kernel(
     p_maximum,
     p_length,
@@ -93,7 +93,7 @@ def select_blocks_kernel(
                     tl.store(p_kept + SELECTED, blocks - 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["p_length", "p_request"])  # slices of a batch begin anywhere
 def select_positions_kernel(
     p_score,
     p_maximum,
