@@ -458,7 +458,7 @@ class NodeSpec(Table):
         if longest and longest + WARM_UP_ANSWER > rooms[key]:
             raise ContradictionError(
                 "engine.warm_up_tokens",
-                f"{longest} tokens and an answer do not fit into {key} {rooms[key]}; leave the longest out",
+                f"{longest} tokens and an answer do not fit into the {rooms[key]} of {key}; leave the longest out",
             )
         return self
 

@@ -2,6 +2,9 @@
 
 import json
 import pathlib
+from types import SimpleNamespace
+
+import pytest
 
 from dsv41_kernels import bench, report
 
@@ -76,6 +79,19 @@ def test_the_committed_page_is_the_generated_one(tmp_path: pathlib.Path):
         (tmp_path / path.relative_to(root / "results")).write_bytes(path.read_bytes())
     report.write_report(tmp_path, tmp_path / "RESULTS.md")
     assert (tmp_path / "RESULTS.md").read_text() == (root / "RESULTS.md").read_text()
+
+
+def test_a_record_says_what_else_ran_when_it_was_told(monkeypatch: pytest.MonkeyPatch):
+    """`DSV41_NOTE` goes into the record, and nothing does without it."""
+    monkeypatch.setattr(
+        bench.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="1.0\n", returncode=0, stderr="")
+    )
+    monkeypatch.setattr(bench.torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(bench.torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.delenv("DSV41_NOTE", raising=False)
+    assert "note" not in bench.describe_environment([])
+    monkeypatch.setenv("DSV41_NOTE", "an engine started")
+    assert bench.describe_environment([])["note"] == "an engine started"
 
 
 def test_a_recorded_command_names_no_directory_of_one_machine():

@@ -287,10 +287,12 @@ def test_the_table_gives_stock_over_variant(tmp_path: pathlib.Path) -> None:
         ),
         {**common, "kernels": "all=shadow", "variant": "shadow", **shadow, "kind": "shadow"},
     ]
+    records[-1]["command"] = "another run"
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     lines = table.write_table(tmp_path)
     assert "- pair: `DSV41_KERNELS=all=on`, prefill and decode on a GPU each" in lines
     assert "- meanwhile: nothing else ran" in lines
+    assert lines.index("- `another run`") == lines.index("- `x`") + 1
     judged = "different from stock: 6% of tokens follow a difference; no control says how many rounding would change"
     assert f"| pair | 2 of 3 | 144 | 40 (0.02) | 0.001, 0.01, 0.5 | {judged} |" in lines
     assert "| `fused_moe` | 50.0 | not recorded | 12.0 | 25% |" in lines

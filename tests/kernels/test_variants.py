@@ -12,6 +12,9 @@ VARIANTS = {
     "index_scores_kernel": 2,  # few groups of rows, many
     "index_keys_kernel": 4,  # two ratios, tiles for few rows and for many
     "compress_kernel": 4,  # two ratios, warps for few rows and for many
+    "candidate_scores_kernel": 1,
+    "select_positions_kernel": 1,
+    "select_blocks_kernel": 1,  # of one context length: its parts are as many as the context makes
 }
 
 

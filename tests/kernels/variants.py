@@ -16,6 +16,8 @@ from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from dsv41_kernels import layout
+from dsv41_kernels.ops.candidate_scores.kernel import candidate_scores
+from dsv41_kernels.ops.candidates.kernel import select_blocks
 from dsv41_kernels.ops.compress.kernel import compress
 from dsv41_kernels.ops.index_keys.kernel import index_keys
 from dsv41_kernels.ops.index_scores.kernel import index_scores, split_rows
@@ -94,6 +96,22 @@ def compress_chunk(rows: int, first: int, requests: int, ratio: int) -> None:
     )
 
 
+def select_listed(rows: int, first: int) -> None:
+    length = chunk_of(torch.empty(first + rows, dtype=torch.int32), first, rows)
+    select_blocks(torch.empty(rows, 4096), length, count=2048, pin_newest=True)
+    candidate_scores(
+        torch.empty(rows, 32, layout.INDEX_DIM, dtype=torch.bfloat16),
+        torch.empty(rows, 32, dtype=torch.bfloat16),
+        chunk_of(torch.empty(first + rows, dtype=torch.int32), first, rows),
+        torch.empty(1, 32768, dtype=torch.int32),
+        length,
+        torch.empty(1, 4352, dtype=torch.uint8),
+        torch.empty(rows, 2048, dtype=torch.int32),
+        ratio=1,
+        topk=512,
+    )
+
+
 def main() -> None:
     """Serve chunks of every kind, and print how many variants of each kernel they met."""
     JITFunction.run = note
@@ -101,6 +119,7 @@ def main() -> None:
         for at, before in enumerate(BEFORE):
             score_prefill(rows, before, at)
         for first in range(3):
+            select_listed(min(rows, 512), first)
             for ratio in (1, 2):
                 store_keys(rows, first, ratio)
                 for requests in (1, 2, 16):

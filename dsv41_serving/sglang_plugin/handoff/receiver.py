@@ -97,7 +97,7 @@ class Receiver:
         for copy in copies:
             try:
                 copy.wait()
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001 - as above
                 _fail(manager, arrival.room, error)
         metrics.stage_seconds().labels("launch").observe(started - began)
         metrics.stage_seconds().labels("unpack").observe(time.perf_counter() - started)

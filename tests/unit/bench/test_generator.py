@@ -25,6 +25,7 @@ IMPORTED_BY = os.getpid()
 def cli_main():
     options = {name: value for name, value in zip(sys.argv, sys.argv[1:]) if name.startswith("--")}
     assert os.environ["HF_HUB_OFFLINE"] == "1"
+    assert os.listdir(options["--tokenizer"]) == ["tokenizer.json"]
     print("prompts:", open(options["--dataset-path"]).read().strip())
     if "refuse" in options["--base-url"]:
         sys.exit("nobody listens there")
@@ -52,6 +53,7 @@ def tokenizer(tmp_path: Path) -> str:
     directory = tmp_path / "models" / "t"
     directory.mkdir(parents=True)
     (directory / "tokenizer.json").write_text("{}")
+    (directory / "config.json").write_text("{}")  # which the load generator must not see
     return str(directory)
 
 

@@ -109,6 +109,19 @@ def test_a_plan_that_was_rendered_and_not_started_is_a_drift(plan: Plan, tmp_pat
     assert values_of(source.read())["dsv41_service_as_planned{service=decode}"] == 0
 
 
+def test_an_engine_that_warms_up_has_a_phase_for_it(plan: Plan) -> None:
+    """And one that does not has none."""
+    warm = plan.service("decode").model_copy(update={"warm_up": (64,)})
+    services = tuple(warm if service.name == "decode" else service for service in plan.services)
+    for name in ("prefill", "decode"):
+        Records(plan.state_dir).write_service(
+            record_of(plan, name, state="starting", phase="warming up", ready_at=None)
+        )
+    values = values_of(ServicesSource(plan.model_copy(update={"services": services})).read())
+    assert values["dsv41_start_phase{service=decode,phase=warming up}"] == 1
+    assert "dsv41_start_phase{service=prefill,phase=warming up}" not in values
+
+
 def test_a_running_start_shows_phase_and_progress(plan: Plan) -> None:
     StartHistory(plan.state_dir, "decode").add({"importing": 30.0, "loading weights": 60.0, "gate": 10.0})
     Records(plan.state_dir).write_service(

@@ -256,16 +256,20 @@ def test_a_mistake_is_one_line(write_node: Write, text: str, line: str) -> None:
         (
             ("engine.warm_up_tokens=[64,131072]",),
             (
-                "--set, key engine.warm_up_tokens: 131072 tokens and an answer do not fit into engine.context_length 131072; "
+                "--set, key engine.warm_up_tokens: 131072 tokens and an answer do not fit into the 131072 of engine.context_length; "
                 "leave the longest out"
             ),
         ),
         (
             ("engine.warm_up_tokens=[512]", "engines.decode.max_total_tokens=512"),
             (
-                "--set, key engine.warm_up_tokens: 512 tokens and an answer do not fit into engines.decode.max_total_tokens 512; "
+                "--set, key engine.warm_up_tokens: 512 tokens and an answer do not fit into the 512 of engines.decode.max_total_tokens; "
                 "leave the longest out"
             ),
+        ),
+        (
+            ("engines.prefill.max_total_tokens=20100",),  # whole pages of 256: 19,968
+            "profile h200x2-rank, key engine.warm_up_tokens: 20000 tokens and an answer do not fit into the 19968 of engines.prefill.max_total_tokens;",
         ),
         (("engine.warm_up_tokens=[0]",), "--set, key engine.warm_up_tokens.0: value 0 cannot be used; it should be"),
     ],
