@@ -1,4 +1,6 @@
-"""Generate kernels/RESULTS.md and its plots from the committed result lines: `python -m dsv41_kernels.report`.
+"""Generate kernels/RESULTS.md, its plots and the result sections of README.md from the committed result lines.
+
+    python -m dsv41_kernels.report
 
 The newest line of each (GPU, op, problem, path) counts. Losing results stay in: the report has no way to leave one out.
 """
@@ -11,10 +13,10 @@ import math
 import pathlib
 import statistics
 import sys
-from typing import Any
 
 from dsv41_kernels import registry
 from dsv41_kernels.console import say
+from dsv41_kernels.overview import Record, gain, gains_over, insert, write_ops, write_served
 from dsv41_kernels.serve.table import write_table
 
 _ROOT = pathlib.Path(__file__).parent.parent
@@ -28,8 +30,6 @@ after the kernel passed its gate on fresh inputs in the same process. "Bound" is
 operations at the ceilings measured in the same run; "of bound" is bound over time, so 100 % is the roofline. The timing itself
 shows the floor given for each run: times near it are launches, not work. "Gain" is the engine's time over ours; below 1 we lose.
 """
-
-Record = dict[str, Any]
 
 
 def read_results(directory: pathlib.Path) -> list[Record]:
@@ -49,13 +49,6 @@ def _time(record: Record) -> str:
         return "red: " + "; ".join(record["red"]) if "red" in record else "not run: " + record["skipped"]
     mode = "" if record["mode"] == "graph" else " eager"
     return f"{record['median_us']:.1f} ({record['p20_us']:.1f}..{record['p80_us']:.1f}){mode}"
-
-
-def gain(kernel: Record, stock: Record) -> float | None:
-    """The engine's time over ours, None when either has none."""
-    if "median_us" in kernel and "median_us" in stock:
-        return float(stock["median_us"] / kernel["median_us"])
-    return None
 
 
 def table(records: list[Record], problems: list[str]) -> list[str]:
@@ -83,12 +76,7 @@ def table(records: list[Record], problems: list[str]) -> list[str]:
 
 def summarise(records: list[Record]) -> str:
     """One sentence per stock path: median and least gain over it."""
-    kernels = {record["problem"]: record for record in records if record["path"] == "kernel"}
-    gains: dict[str, list[float]] = {}
-    for record in records:
-        ratio = gain(kernels.get(record["problem"], {}), record)
-        if ratio and record["path"] != "kernel":
-            gains.setdefault(record["path"], []).append(ratio)
+    gains = {path: [ratio for _, ratio in found] for path, found in gains_over(records).items()}
     return " ".join(
         f"Over {path}: median {statistics.median(ratios):.2f}, least {min(ratios):.2f}."
         for path, ratios in gains.items()
@@ -171,14 +159,23 @@ def write_report(results: pathlib.Path, target: pathlib.Path) -> None:
     target.write_text("\n".join(lines), encoding="utf-8")
 
 
+def write_overview(results: pathlib.Path, page: pathlib.Path) -> None:
+    """Replace the sections `ops` and `served` of the Markdown page `page`."""
+    text = insert(page.read_text(encoding="utf-8"), "ops", write_ops(read_results(results)))
+    page.write_text(insert(text, "served", write_served(results / "serve")), encoding="utf-8")
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Write the report from the committed results, or from and to the given places."""
+    """Write the report and README's sections from the committed results, or the report alone from and to the given places."""
     parser = argparse.ArgumentParser(prog="python -m dsv41_kernels.report", description=__doc__)
     parser.add_argument("--results", type=pathlib.Path, default=_ROOT / "results")
     parser.add_argument("--out", type=pathlib.Path, default=_ROOT / "RESULTS.md")
     options = parser.parse_args(arguments)
     write_report(options.results, options.out)
     say(f"wrote {options.out}")
+    if options.results == _ROOT / "results":
+        write_overview(options.results, _ROOT / "README.md")
+        say(f"wrote {_ROOT / 'README.md'}")
     return 0
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsv41_kernels import bench, report
+from dsv41_kernels import bench, overview, report
 
 ROOFLINE = {"bandwidth": 4e12, "matmul": 8e14, "floor_us": 4.0}
 LINE = {
@@ -98,3 +98,51 @@ def test_a_recorded_command_names_no_directory_of_one_machine():
     """It is read elsewhere: of an absolute path only the last name stays."""
     line = bench.describe_command("bench", ["compress", "--out", "/somewhere/else/results"])
     assert line == "python -m dsv41_kernels.bench compress --out results"
+
+
+def test_the_committed_readme_tells_the_committed_results(tmp_path: pathlib.Path):
+    """Both sections of kernels/README.md follow from the result lines; `python -m dsv41_kernels.report` writes them."""
+    root = pathlib.Path(report.__file__).parent.parent
+    page = tmp_path / "README.md"
+    page.write_bytes((root / "README.md").read_bytes())
+    report.write_overview(root / "results", page)
+    assert page.read_text() == (root / "README.md").read_text()
+
+
+def test_gains_are_told_by_kind_of_case_and_losses_are_counted():
+    """Ranges over the cases that begin alike, apart by heads where those differ; the worst loss with its name."""
+
+    def case(problem: str, heads: int, ours: float, theirs: float) -> list[dict[str, object]]:
+        line = {**LINE, "op": "sparse_decode", "problem": problem, "sizes": {"heads": heads}}
+        return [{**line, "path": "kernel", "median_us": ours}, {**line, "path": "engine", "median_us": theirs}]
+
+    rows = overview.write_ops(
+        [
+            *case("decode-1x16", 16, 10.0, 15.0),
+            *case("decode-8x16", 16, 10.0, 12.0),
+            *case("decode-8x64", 64, 10.0, 9.0),
+            *case("window-only-1x16", 16, 10.0, 20.0),
+        ]
+    )
+    families = "decode of 16 heads 1.20 to 1.50, decode of 64 heads 0.90, window-only of 16 heads 2.00"
+    assert rows[2:] == [f"| `sparse_decode` | NVIDIA H200 | engine | {families} | 1 of 4, least 0.90 (decode-8x64) |"]
+
+
+def test_gains_of_a_served_model_are_over_its_first_variant(tmp_path: pathlib.Path):
+    """Every context and batch that both were timed at."""
+    line = {"kind": "decode", "context": 4096, "batch": 1, "gpu": "NVIDIA H200", "layers": 6, "heads": 16}
+    lines = [
+        {**line, "variant": "stock", "median_ms": 2.0},
+        {**line, "variant": "stock", "median_ms": 3.0, "batch": 8},
+        {**line, "variant": "all", "median_ms": 1.0},
+        {**line, "variant": "all", "median_ms": 4.0, "batch": 8},
+        {"kind": "answers", "variant": "all"},
+    ]
+    (tmp_path / "rank.jsonl").write_text("\n".join(json.dumps(each) for each in lines))
+    told = "- rank (NVIDIA H200, 6 layers, 16 heads), all over stock: decode 2.00 at 4096, 0.75 at 4096 x 8"
+    assert overview.write_served(tmp_path) == [told]
+
+
+def test_a_page_without_its_marks_is_refused():
+    with pytest.raises(ValueError, match="<!-- ops --> and <!-- /ops --> must each stand once"):
+        overview.insert("no marks", "ops", [])

@@ -9,9 +9,25 @@ import torch
 from dsv41_kernels import layout
 from dsv41_kernels.engine import import_engine
 from dsv41_kernels.op import Inputs, Outputs, Problem, StockUnavailableError
+from dsv41_kernels.ops.index_scores import scene
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+def masked_bytes(problem: Problem) -> int:
+    """Least bytes of the engine's masked consumer, the counterpart of `problem.cost`.
+
+    Per row and visible position a byte of mask, a float32 score written by `_fp4_index_logits_paged_kernel` and read by the top-k;
+    per listed position its key and its token; the query; the top-k's index, written and read, and the slot.
+    """
+    moved = 0
+    for newest in problem["contexts"]:
+        for length in scene.consecutive_lengths(newest, problem["rows"], problem["ratio"]):
+            listed = min(length, 8 * problem["count"])
+            moved += length * (1 + 4 + 4) + listed * (layout.INDEX_KEY.entry_bytes + 4)
+            moved += scene.HEADS * layout.INDEX_DIM * 2 + 3 * 4 * problem["topk"]
+    return moved
 
 
 def prepare_masked(problem: Problem, inputs: Inputs) -> Callable[[], Outputs]:

@@ -75,7 +75,7 @@ def problems(small: Sequence[int] = (64, 16, 9_216)) -> tuple[Problem, ...]:
 
 OP = Op(
     name="pack",
-    summary="Pages of many pools gathered into one block",
+    summary="Pages of many pools gathered into one block; beside it torch's way, as the engine packs nothing",
     formula=FORMULA,
     problems=problems(),
     make_inputs=make_inputs,

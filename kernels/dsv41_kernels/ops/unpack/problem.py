@@ -24,7 +24,7 @@ def compare(actual: Outputs, expected: Outputs) -> list[str]:
 
 OP = Op(
     name="unpack",
-    summary="One block scattered into the pages of many pools",
+    summary="One block scattered into the pages of many pools; beside it torch's way, as the engine packs nothing",
     formula=FORMULA,
     problems=problems(),
     make_inputs=make_inputs,
