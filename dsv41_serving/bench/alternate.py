@@ -23,12 +23,17 @@ def order_launches(configurations: int, launches: int) -> list[int]:
 
 
 def launch_in_turn(
-    arguments: Sequence[Sequence[str]], launches: int, measure: Callable[[int], Launch], say: Callable[[str], None]
+    arguments: Sequence[Sequence[str]],
+    launches: int,
+    measure: Callable[[int], Launch],
+    keep: Callable[[int, Sequence[Launch]], None],
+    say: Callable[[str], None],
 ) -> list[list[Launch]]:
     """Start, measure and stop each configuration `launches` times; return the launches of each.
 
     `arguments` are the options that make `dsv41` mean a configuration; `measure` measures the one with that index while
-    it runs. Whatever happens, what was started is stopped. Raises GateError when a start fails.
+    it runs, and `keep` stores all launches of it so far, so that a later failure loses none. Whatever happens, what was
+    started is stopped. Raises GateError when a start fails.
     """
     kept: list[list[Launch]] = [[] for _ in arguments]
     order = order_launches(len(arguments), launches)
@@ -38,6 +43,7 @@ def launch_in_turn(
         _call(arguments[index], ["up", "--detach"], _START_S)
         try:
             kept[index].append(measure(index))
+            keep(index, kept[index])
         finally:
             _call(arguments[index], ["down"], _STOP_S)
     return kept

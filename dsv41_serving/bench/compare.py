@@ -1,8 +1,8 @@
 """Is B faster than A, slower, or is there no difference that these measurements can show. Pure.
 
 A launch is the unit: rounds of one launch share memory addresses, clocks and caches, so they say nothing of how launches
-differ. Each launch gives one number, the median of its rounds; two groups of launches are compared by Student's t with
-pooled variance, two-sided. What is smaller than the stated floor is no difference whatever the test says.
+differ. Each launch gives one number, the median of its rounds; the means of two groups of launches are compared by Student's t
+with pooled variance, two-sided. What is smaller than the stated floor is no difference whatever the test says.
 
 A comparison as a whole may be wrong once in twenty times for identical configurations, so the 5 % are shared out
 (Bonferroni): first over the scenarios, each judged by one headline metric; the other metrics share the same 5 % once more
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from dsv41_serving.bench.result import ResultSet
 
-Judgement = Literal["faster", "slower", "no difference"]
+Judgement = Literal["faster", "slower", "no difference", "too few to tell"]
 FLOOR = 0.015
 """Smallest relative difference that is called one: about what a pinned GPU repeats to from launch to launch."""
 
@@ -47,11 +47,12 @@ class Difference:
     scenario: str
     metric: str
     a: float
-    """Median over A's units."""
+    """Mean over A's units: what the change is of."""
     b: float
     change: float
     noise: float
-    """Half width of the interval of the change, and at least the floor: nothing smaller can be told."""
+    """Half width of the interval of the change, and at least the floor: nothing smaller can be told. Infinite when there is
+    one unit on each side, so that nothing can."""
     judgement: Judgement
     launches: tuple[int, int]
     within_launch: bool
@@ -62,21 +63,25 @@ class Difference:
     """Units on each side that would find EFFECT in 19 of 20, where these are too few; None where they are enough, or none is."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the row as JSON values."""
-        return {**self.__dict__, "launches": list(self.launches)}
+        """Return the row as JSON values; a noise that is infinite is none."""
+        noise = self.noise if math.isfinite(self.noise) else None
+        return {**self.__dict__, "launches": list(self.launches), "noise": noise}
 
 
 def compare_sets(a: ResultSet, b: ResultSet, *, floor: float = FLOOR) -> list[Difference]:
     """Return every metric of every scenario that both sets have.
 
-    Sets whose prompts differ are not comparable: their scenarios are left out (`list_obstacles` says which).
+    Scenarios whose prompts differ are left out, and all of them when acceptance is simulated differently: such speeds are not
+    of the same thing (`list_obstacles` says which).
     """
+    if a.simulated != b.simulated:
+        return []
     shared = [name for name in a.scenarios if name in b.scenarios and _prompts(a, name) == _prompts(b, name)]
     rows = []
     for scenario in shared:
         for metric in METRICS:
             units_a, units_b, within = _units(a, b, scenario, metric)
-            if not units_a or not units_b:
+            if not units_a or not units_b or not any(units_a):  # a share of nothing is none
                 continue
             leading = metric == headline(a, scenario)
             level = LEVEL / len(shared) if leading else LEVEL / len(shared) / (len(METRICS) - 1)
@@ -99,8 +104,11 @@ def summarise(rows: Sequence[Difference]) -> list[str]:
         if not row.headline:
             continue
         unit = "rounds of one launch" if row.within_launch else "launches"
-        told = f"noise {row.noise:.1%}, {row.launches[0]} and {row.launches[1]} {unit}"
-        if row.judgement == "no difference":
+        counts = f"{row.launches[0]} and {row.launches[1]} {unit}"
+        told = f"noise {row.noise:.1%}, {counts}"
+        if row.judgement == "too few to tell":
+            lines.append(f"{row.scenario}: too few to tell ({counts}); measure more rounds, or launches")
+        elif row.judgement == "no difference":
             wanted = f"; {row.needed} a side would find {EFFECT:.0%}" if row.needed else ""
             lines.append(f"{row.scenario}: no difference ({row.change:+.1%}, {told}{wanted})")
         else:
@@ -132,18 +140,18 @@ def judge(
     level: float = LEVEL,
     leading: bool = True,
 ) -> Difference:
-    """Compare two groups of numbers, one per unit, at the two-sided significance `level`."""
+    """Compare the means of two groups of numbers, one per unit, at the two-sided significance `level`."""
     middle_a, middle_b = statistics.fmean(a), statistics.fmean(b)
     change = middle_b / middle_a - 1.0
     noise = max(floor, _half_width(a, b, level) / middle_a)
-    judgement: Judgement = "no difference"
+    judgement: Judgement = "no difference" if math.isfinite(noise) else "too few to tell"
     if abs(change) > noise:
         judgement = "faster" if (change > 0) == METRICS[metric] else "slower"
     return Difference(
         scenario=scenario,
         metric=metric,
-        a=statistics.median(a),
-        b=statistics.median(b),
+        a=middle_a,
+        b=middle_b,
         change=change,
         noise=noise,
         judgement=judgement,

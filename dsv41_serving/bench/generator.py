@@ -128,7 +128,8 @@ def parse_output(text: str, scenario: Scenario) -> Round:
     errors = [error for error in values["errors"] if error]
     answers = [int(length) for length in values["output_lens"]]
     if errors or len(answers) != len(scenario.turns) or min(answers, default=0) < 1:
-        first = errors[0].strip().splitlines()[-1] if errors else f"{len(answers)} of {len(scenario.turns)} requests"
+        reasons = errors[0].strip().splitlines() if errors else [f"{len(answers)} of {len(scenario.turns)} requests"]
+        first = reasons[-1] if reasons else "no reason was given"
         raise GateError(
             f"{max(1, len(errors))} of {len(scenario.turns)} requests failed: {first[:200]}",
             where=f"scenario {scenario.name}",

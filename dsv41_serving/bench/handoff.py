@@ -229,7 +229,9 @@ def _ask(client: httpx.Client, plan: Plan, prompt: str) -> float:
                     first = time.monotonic() - began
     except httpx.HTTPError as error:
         raise GateError(
-            f"the request failed ({error})", where=plan.router.url, remedy="look at `dsv41 status`"
+            f"the request failed ({(str(error) or type(error).__name__).splitlines()[0]})",
+            where=plan.router.url,
+            remedy="look at `dsv41 status`",
         ) from None
     if not first:
         raise GateError("the stream ended without an answer", where=plan.router.url, remedy="read the engines' logs")

@@ -52,7 +52,19 @@ class Target:
 
 
 def choose_target(plan: Plan, access: Access, floor_ms: Callable[[Scenario], float | None] | None = None) -> Target:
-    """Return what `plan` serves, reached by `access`: its router, or one of its engines."""
+    """Return what `plan` serves, reached by `access`: its router, or one of its engines.
+
+    Raises InputError for half of a pair, which answers only through the router.
+    """
+    half = next(
+        (each for each in plan.workers if each.url == access.origin and each.kind in {"prefill", "decode"}), None
+    )
+    if half is not None:
+        raise InputError(
+            f"{half.name} is half of a pair and does not answer alone",
+            where=f"--url {half.url}",
+            remedy="leave --url away",
+        )
     return Target(
         floor_ms=floor_ms or (lambda _: None),
         url=access.origin,
@@ -133,7 +145,7 @@ def find_floor(spec: NodeSpec, shape: ModelShape) -> Callable[[Scenario], float 
 
 
 def clear_caches(target: Target) -> None:
-    """Forget cached prefixes on every engine. The router keeps none under the policies this project offers but cache_aware.
+    """Forget cached prefixes on every engine. What the policy cache_aware remembers in the router stays: the result says so.
 
     Raises GateError when an engine does not.
     """
@@ -143,23 +155,38 @@ def clear_caches(target: Target) -> None:
             response.raise_for_status()
         except httpx.HTTPError as error:
             raise GateError(
-                f"the cache cannot be cleared ({error})", where=url, remedy="wait until nothing runs, then start again"
+                f"the cache cannot be cleared ({(str(error) or type(error).__name__).splitlines()[0]})",
+                where=url,
+                remedy="wait until nothing runs, then start again",
             ) from None
 
 
 def describe_deployment(plan: Plan, target: Target, overrides: Sequence[str], scale: float) -> dict[str, Any]:
     """Return what a result must say of what was measured; the hash covers every command and environment of the plan."""
     services = [service.model_dump_json() for service in plan.services]
-    simulated = {engine.env[SIMULATED] for engine in plan.engines if engine.env.get(SIMULATED, "-1") not in {"", "-1"}}
+    through = "router" if target.url == plan.router.url else "engine"
     return {
         "node": plan.node,
         "profile": plan.profile,
         "shape": plan.shape,
         "url": target.url,
-        "through": "router" if target.url == plan.router.url else "engine",
+        "through": through,
         "model": plan.model.manifest,
         "overrides": list(overrides),
         "plan_sha256": hashlib.sha256("\n".join(services).encode()).hexdigest(),
         "scale": scale,
-        "simulated_acceptance": ", ".join(sorted(simulated)),
+        "simulated_acceptance": find_simulated(plan),
+        "router_policy": _find_policy(plan) if through == "router" else "",
     }
+
+
+def _find_policy(plan: Plan) -> str:
+    """Return by what the router chooses an engine: one policy, or those of both groups."""
+    argv = plan.router.argv
+    return ", ".join(dict.fromkeys(argv[place + 1] for place, word in enumerate(argv) if word.endswith("policy")))
+
+
+def find_simulated(plan: Plan) -> str:
+    """Return the acceptance length that engines of `plan` simulate; empty when acceptance is real."""
+    lengths = {engine.env[SIMULATED] for engine in plan.engines if engine.env.get(SIMULATED, "-1") not in {"", "-1"}}
+    return ", ".join(sorted(lengths))

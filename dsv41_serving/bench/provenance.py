@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import dsv41_serving
 from dsv41_serving.facts.nvml import NvmlLibrary
 
 PACKAGES = ("dsv41-serving", "sglang", "sglang-router", "smg", "nixl", "torch", "triton")
@@ -43,13 +44,18 @@ def _name_gpus() -> str:
 
 
 def _commit() -> str:
+    """Return the commit of the checkout that this package lies in; an installed one has none, wherever it is called from."""
     if shutil.which("git") is None:  # a node has a release, not a checkout
         return "unknown"
+    package = Path(dsv41_serving.__file__).parent
+    command = ["git", "-C", str(package), "rev-parse", "--show-toplevel", "--short", "HEAD"]
     try:
-        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:  # an installed node has no git
         return "unknown"
-    return done.stdout.strip() if done.returncode == 0 else "unknown"
+    top, _, commit = done.stdout.strip().partition("\n")
+    # A package that was installed into somebody else's checkout is not of its commits.
+    return commit if done.returncode == 0 and Path(top) == package.parent.resolve() else "unknown"
 
 
 def _version(package: str) -> str:

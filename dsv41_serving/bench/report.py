@@ -5,6 +5,7 @@ Both are made from the same blocks, so they cannot say different things.
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 from html import escape
@@ -16,14 +17,15 @@ from dsv41_serving.bench.result import METRICS, TITLES, percentile
 from dsv41_serving.bench.step_law import explain, read_laws
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from dsv41_serving.bench.compare import Difference
-    from dsv41_serving.bench.result import ResultSet, Run
+    from dsv41_serving.bench.result import ResultSet, Round, Run
     from dsv41_serving.bench.step_law import Law
 
 _SHARES = tuple(number / 100 for number in range(1, 100))
 _SHOWN = (0.1, 0.5, 0.9, 0.99)
+_TAILS = "Of all rounds together, the slowest included; a p99 of fewer than a hundred requests is the slowest of them."
 _CHARTS = '<div class="charts">'  # those that follow each other stand side by side where there is room
 _STYLE = """
 :root { color-scheme: light dark; }
@@ -37,6 +39,8 @@ th:first-child, td:first-child, .facts th, .facts td, .differences :nth-child(2)
 .faster { color: #2e8b57; }
 svg { width: 100%; max-width: 44rem; height: auto; display: block; margin: 1rem 0; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); gap: 0 1.5rem; }
+figure { margin: 0; min-width: 0; }
+figure table { font-size: .85em; }
 code { background: #8882; padding: .1rem .3rem; border-radius: .2rem; overflow-wrap: anywhere; }
 .note { border-left: .25rem solid #c77d0a; padding-left: .8rem; }
 """
@@ -59,13 +63,7 @@ def write_pages(title: str, blocks: Sequence[Block]) -> tuple[str, str]:
 def describe_set(result: ResultSet) -> list[Block]:
     """Return the blocks of one result set: what was measured, tables, distributions, the step law when there is one."""
     blocks = [Block("text", _say_where(result))]
-    if result.simulated:
-        blocks.append(
-            Block(
-                "note",
-                f"Acceptance was simulated ({result.simulated} tokens a step): speed only, the text means nothing.",
-            )
-        )
+    blocks += [Block("note", line) for line in _list_caveats(result)]
     ordinary = [name for name in result.scenarios if not name.startswith("step-")]
     if ordinary:
         blocks += [Block("heading", "Medians"), Block("table", rows=_tabulate_medians(result, ordinary))]
@@ -76,7 +74,8 @@ def describe_set(result: ResultSet) -> list[Block]:
                 "hit them, KV of each request) over the bandwidth of memory. Speculation can pass it: a step then makes several tokens.",
             )
         )
-        blocks += [Block("heading", "Distributions"), *(_draw_distribution(result, name) for name in ordinary)]
+        blocks += [Block("heading", "Distributions"), Block("text", _TAILS)]
+        blocks += [chart for name in ordinary for chart in _draw_distributions([(result.label, result)], name)]
     if laws := read_laws(result):
         blocks += [Block("heading", "Step law"), _draw_laws(laws), *(Block("text", line) for line in explain(laws))]
     blocks += [Block("heading", "How it was measured"), Block("facts", rows=_tabulate_provenance(result))]
@@ -88,21 +87,49 @@ def describe_comparison(a: ResultSet, b: ResultSet, floor: float) -> list[Block]
     rows = compare_sets(a, b, floor=floor)
     blocks = [Block("text", f"A: {a.label}. {_say_where(a)}"), Block("text", f"B: {b.label}. {_say_where(b)}")]
     blocks += [Block("note", line) for line in list_obstacles(a, b)]
+    blocks += [Block("note", f"{side}: {line}") for side, each in (("A", a), ("B", b)) for line in _list_caveats(each)]
     blocks += [Block("heading", "Verdict"), *(Block("text", line) for line in summarise(rows))]
-    blocks.append(
-        Block(
-            "text",
-            "Launches are compared by Student's t, the 5 % shared out over the scenarios: of twenty comparisons of "
-            f"identical configurations one calls a difference by chance. Nothing below the floor of {floor:.1%} is one. "
-            "The other metrics below explain a verdict; they decide none.",
-        )
-    )
-    blocks += [Block("heading", "Every metric"), Block("differences", rows=_tabulate_differences(rows))]
-    blocks.append(Block("heading", "Distributions"))
-    blocks += [_draw_both(a, b, name) for name in a.scenarios if name in b.scenarios]
+    if rows:
+        blocks.append(Block("text", _say_method(rows, floor)))
+        blocks += [Block("heading", "Every metric"), Block("differences", rows=_tabulate_differences(rows))]
+    compared = list(dict.fromkeys(row.scenario for row in rows))
+    if compared:
+        blocks += [Block("heading", "Distributions"), Block("text", _TAILS)]
+    sides = [(f"A: {a.label}", a), (f"B: {b.label}", b)]
+    blocks += [chart for name in compared for chart in _draw_distributions(sides, name)]
     for label, result in (("A", a), ("B", b)):
         blocks += [Block("heading", f"How {label} was measured"), Block("facts", rows=_tabulate_provenance(result))]
     return blocks
+
+
+def _list_caveats(result: ResultSet) -> list[str]:
+    """Return what a reader must know before any number of the set."""
+    lines = []
+    if result.simulated:
+        lines.append(
+            f"Acceptance was simulated ({result.simulated} tokens a step): speed only, the text means nothing."
+        )
+    if "cache_aware" in result.deployment.get("router_policy", ""):
+        lines.append(
+            "The router's policy is cache_aware: what it remembers of prompts cannot be cleared between rounds, as the caches of "
+            "the engines are, so that it sends every round but the warm-up by what it saw before."
+        )
+    return lines
+
+
+def _say_method(rows: Sequence[Difference], floor: float) -> str:
+    """Return how the rows were judged, by the unit that was."""
+    within = any(row.within_launch for row in rows)
+    units = (
+        "One launch a side: its rounds are compared, and the answer holds for these two launches alone; A and B are means over rounds"
+        if within
+        else "Launches are compared; A and B are means over launches, of the median of the rounds of each"
+    )
+    return (
+        f"{units}. Judged by Student's t, the 5 % shared out over the scenarios: of twenty comparisons of "
+        f"identical configurations one calls a difference by chance. Nothing below the floor of {floor:.1%} is one. "
+        "The other metrics below explain a verdict; they decide none."
+    )
 
 
 def _say_where(result: ResultSet) -> str:
@@ -155,7 +182,7 @@ def _tabulate_differences(rows: Sequence[Difference]) -> tuple[tuple[str, ...], 
                 _say_value(row.a),
                 _say_value(row.b),
                 f"{row.change:+.1%}",
-                f"{row.noise:.1%}",
+                f"{row.noise:.1%}" if math.isfinite(row.noise) else "-",
                 row.judgement,
             )
             for row in rows
@@ -175,7 +202,7 @@ def _tabulate_provenance(result: ResultSet) -> tuple[tuple[str, ...], ...]:
         ("overrides", ", ".join(result.deployment.get("overrides", [])) or "none"),
         ("lengths", f"x {result.deployment.get('scale')}"),
     ]
-    runs = result.launches[0].runs if result.launches else ()
+    runs = result.launches[0].runs
     rows += [
         (f"{run.scenario}: prompts", f"{run.input_tokens} tokens, sha256 {run.prompts_sha256[:16]}") for run in runs
     ]
@@ -185,25 +212,36 @@ def _tabulate_provenance(result: ResultSet) -> tuple[tuple[str, ...], ...]:
     return (("what", "value"), *((name, f"`{value}`" if name else str(value)) for name, value in rows))
 
 
-def _draw_distribution(result: ResultSet, name: str) -> Block:
-    return _draw_gaps(f"{name}: time between tokens", [(result.label, result)], name)
+def _draw_distributions(sides: Sequence[tuple[str, ResultSet]], name: str) -> list[Block]:
+    """Draw what a reader waits for in one scenario: the first token, and each later one."""
+    return [
+        _draw_shares(f"{name}: time to the first token", "% of requests", sides, name, lambda one: one.ttft_s),
+        _draw_shares(
+            f"{name}: time between tokens",
+            "% of gaps",
+            sides,
+            name,
+            lambda one: (gap for each in one.itl_s for gap in each),
+        ),
+    ]
 
 
-def _draw_both(a: ResultSet, b: ResultSet, name: str) -> Block:
-    return _draw_gaps(f"{name}: time between tokens", [(f"A: {a.label}", a), (f"B: {b.label}", b)], name)
-
-
-def _draw_gaps(title: str, sides: Sequence[tuple[str, ResultSet]], name: str) -> Block:
-    """Draw the share of gaps that are at most so long, for each side, with a few points of each as rows."""
-    series, rows = [], [("ms", *(f"p{share * 100:.0f}" for share in _SHOWN))]
+def _draw_shares(
+    title: str,
+    counted: str,
+    sides: Sequence[tuple[str, ResultSet]],
+    name: str,
+    read: Callable[[Round], Iterable[float]],
+) -> Block:
+    """Draw the share of times that are at most so long, for each side, with a few points of each as rows."""
+    series, rows = [], [(title, "count", *(f"p{share * 100:.0f}, ms" for share in _SHOWN), "longest, ms")]
     for label, result in sides:
-        gaps = sorted(
-            gap * 1e3 for run in result.runs_of(name) for one in run.rounds for each in one.itl_s for gap in each
-        )
-        if gaps:
-            series.append(Series(label, tuple((percentile(gaps, share), share * 100) for share in _SHARES)))
-            rows.append((label, *(_say_value(percentile(gaps, share)) for share in _SHOWN)))
-    return Block("chart", draw_chart(title, "ms", "% of gaps", series, legend_below=True), tuple(rows))
+        times = sorted(value * 1e3 for run in result.runs_of(name) for one in run.rounds for value in read(one))
+        if times:
+            series.append(Series(label, tuple((percentile(times, share), share * 100) for share in _SHARES)))
+            shown = (*(percentile(times, share) for share in _SHOWN), times[-1])
+            rows.append((label, f"{len(times):,}", *map(_say_value, shown)))
+    return Block("chart", draw_chart(title, "ms", counted, series, legend_below=True), tuple(rows))
 
 
 def _draw_laws(laws: Sequence[Law]) -> Block:
@@ -258,15 +296,10 @@ def _write_html(title: str, blocks: Sequence[Block]) -> str:
         elif block.kind == "note":
             parts.append(f'<p class="note">{_inline(block.text)}</p>')
         elif block.kind in {"table", "differences", "facts"}:
-            head, *rows = block.rows
-            cells = "".join(f"<th>{_inline(cell)}</th>" for cell in head)
-            body = "".join(f"<tr>{''.join(f'<td>{_inline(cell)}</td>' for cell in row)}</tr>" for row in rows)
-            table = f'<table class="{block.kind}"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>'
-            parts.append(f'<div class="wide">{table}</div>')
-        elif block.kind == "chart" and parts[-1].startswith(_CHARTS):
-            parts[-1] = f"{parts[-1].removesuffix('</div>')}{block.text}</div>"
+            parts.append(_write_table(block))
         elif block.kind == "chart":
-            parts.append(f"{_CHARTS}{block.text}</div>")
+            earlier = parts.pop().removesuffix("</div>") if parts[-1].startswith(_CHARTS) else _CHARTS
+            parts.append(f"{earlier}<figure>{block.text}{_write_table(block)}</figure></div>")
         else:
             parts.append(f"<p>{_inline(block.text)}</p>")
     return (
@@ -275,6 +308,17 @@ def _write_html(title: str, blocks: Sequence[Block]) -> str:
         + "\n".join(parts)
         + "\n</body></html>\n"
     )
+
+
+def _write_table(block: Block) -> str:
+    """Return the rows of `block`; those of a chart are its points. Nothing when it has none."""
+    if not block.rows:
+        return ""
+    head, *rows = block.rows
+    cells = "".join(f"<th>{_inline(cell)}</th>" for cell in head)
+    body = "".join(f"<tr>{''.join(f'<td>{_inline(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    table = f'<table class="{block.kind}"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<div class="wide">{table}</div>'
 
 
 def _inline(text: str) -> str:

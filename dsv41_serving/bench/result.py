@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dsv41_serving.errors import InputError
 
@@ -19,15 +19,19 @@ METRICS = {
     "decode_tok_s": True,
     "output_tok_s": True,
     "ttft_ms": False,
+    "ttft_p99_ms": False,
     "itl_ms": False,
     "itl_p99_ms": False,
+    "answer_ms": False,
 }
 TITLES = {
     "decode_tok_s": "decode, tok/s a request",
     "output_tok_s": "output, tok/s in all",
     "ttft_ms": "first token, ms",
+    "ttft_p99_ms": "first token p99, ms",
     "itl_ms": "between tokens, ms",
     "itl_p99_ms": "between tokens p99, ms",
+    "answer_ms": "whole answer, ms",
 }
 
 
@@ -38,7 +42,7 @@ class _Row(BaseModel):
 class Round(_Row):
     """One run of a scenario's requests. Times in seconds."""
 
-    duration_s: float
+    duration_s: float = Field(gt=0)
     completed: int
     failed: int
     input_tokens: int
@@ -50,11 +54,18 @@ class Round(_Row):
     answers: tuple[int, ...]
     """Output tokens of each."""
 
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if not len(self.ttft_s) == len(self.itl_s) == len(self.answers):
+            raise ValueError("ttft_s, itl_s and answers are not of one length")
+        return self
+
     def metrics(self) -> dict[str, float]:
-        """Return every metric of `METRICS`: medians over requests or gaps; a metric without data is left out.
+        """Return every metric of `METRICS`: medians or p99 over requests or gaps; a metric without data is left out.
 
         Decode rate of a request: tokens after the first streamed event over the time from it to the last one, so that
-        prefill does not count.
+        prefill does not count. A whole answer lasts from the request to its last event. With fewer than a hundred requests
+        the p99 of the first token is that of the slowest.
         """
         gaps = [gap for request in self.itl_s for gap in request]
         rates = [
@@ -67,6 +78,9 @@ class Round(_Row):
             found["decode_tok_s"] = statistics.median(rates)
         if self.ttft_s:
             found["ttft_ms"] = statistics.median(self.ttft_s) * 1e3
+            found["ttft_p99_ms"] = percentile(list(self.ttft_s), 0.99) * 1e3
+            whole = (first + sum(gaps) for first, gaps in zip(self.ttft_s, self.itl_s, strict=True))
+            found["answer_ms"] = statistics.median(whole) * 1e3
         if gaps:
             found["itl_ms"] = statistics.median(gaps) * 1e3
             found["itl_p99_ms"] = percentile(gaps, 0.99) * 1e3
@@ -84,7 +98,7 @@ class Run(_Row):
     command: str
     floor_ms: float | None = None
     """Least time of a decode step by memory bandwidth; None where that is unknown."""
-    rounds: tuple[Round, ...]
+    rounds: tuple[Round, ...] = Field(min_length=1)
 
     def metrics(self) -> dict[str, float]:
         """Return the median over the rounds of every metric that all of them have."""
@@ -97,7 +111,14 @@ class Launch(_Row):
     """One start of the deployment."""
 
     started_at: str
-    runs: tuple[Run, ...]
+    runs: tuple[Run, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _differ(self) -> Self:
+        names = [run.scenario for run in self.runs]
+        if len(set(names)) < len(names):
+            raise ValueError("a scenario is there twice")
+        return self
 
 
 class ResultSet(_Row):
@@ -108,12 +129,12 @@ class ResultSet(_Row):
     provenance: dict[str, Any]
     deployment: dict[str, Any]
     """Profile, shape, URL, overrides, model, hash of the plan, and the simulated acceptance when there is one."""
-    launches: tuple[Launch, ...]
+    launches: tuple[Launch, ...] = Field(min_length=1)
 
     @property
     def scenarios(self) -> tuple[str, ...]:
         """Names, in the order of the first launch."""
-        return tuple(run.scenario for run in self.launches[0].runs) if self.launches else ()
+        return tuple(run.scenario for run in self.launches[0].runs)
 
     def runs_of(self, scenario: str) -> list[Run]:
         """Return the run of `scenario` of each launch that has it."""
@@ -142,7 +163,15 @@ def read_result(path: Path) -> ResultSet:
         return ResultSet.model_validate(values)
     except FileNotFoundError:
         raise InputError("does not exist", where=str(path), remedy="name a file that `dsv41 bench run` wrote") from None
-    except (OSError, ValueError, ValidationError) as error:
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise InputError(
+            f"is no result set: {first['msg'][:1].lower()}{first['msg'][1:]}",
+            where=f"{path}, key {key}" if key else str(path),
+            remedy="name a file that `dsv41 bench run`, `scaling` or `compare` wrote",
+        ) from None
+    except (OSError, ValueError) as error:
         line = str(error).splitlines()[0]
         raise InputError(
             f"is no result set ({line})", where=str(path), remedy="name a file that `dsv41 bench run` wrote"
@@ -151,10 +180,15 @@ def read_result(path: Path) -> ResultSet:
 
 def write_result(result: ResultSet, path: Path) -> None:
     """Write `result` to `path`, directories included. Raises InputError when it cannot be written."""
+    write_whole(path, result.model_dump_json(indent=1) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write `text` to `path`, directories included, so that nobody ever reads half of it. Raises InputError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(f".{path.name}.new")
-        fresh.write_text(result.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        fresh.write_text(text, encoding="utf-8")
         fresh.replace(path)
     except OSError as error:
         raise InputError(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SEED = 42
 _MINIMUM = 16  # tokens, of a scaled prompt or answer
-_ROOM = 8  # tokens of the context kept free
+ROOM = 8  # tokens of the context kept free
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Scenario:
 
 def _scale(turn: Turn, factor: float, context: int) -> Turn:
     answer = max(_MINIMUM, round(turn.answer * factor))
-    prompt = min(max(_MINIMUM, round(turn.prompt * factor)), context - answer - _ROOM)
+    prompt = min(max(_MINIMUM, round(turn.prompt * factor)), context - answer - ROOM)
     shared = min(round(turn.shared * factor), prompt - 1)
     return replace(turn, prompt=prompt, answer=answer, shared=max(0, shared))
 
@@ -74,12 +74,23 @@ def list_scenarios(context: int) -> dict[str, Scenario]:
 
 
 def choose_scenarios(names: Sequence[str], context: int, factor: float) -> list[Scenario]:
-    """Return the scenarios `names`, scaled. Raises InputError for a name that is none."""
+    """Return the scenarios `names`, scaled, each once. Raises InputError for a name that is none."""
     known = list_scenarios(context)
     unknown = [name for name in names if name not in known]
     if unknown:
         raise InputError(f"no scenario '{unknown[0]}'", remedy=f"use one of: {', '.join(known)}")
-    return [known[name].scale(factor, context) for name in names]
+    return [known[name].scale(factor, context) for name in dict.fromkeys(names)]
+
+
+def expect_room(prompts: Iterable[int], answer: int, context: int) -> None:
+    """Raise InputError when a prompt of one of these lengths and an answer do not fit into a context; all in tokens."""
+    longest, most = max(prompts), context - answer - ROOM
+    if longest > most:
+        raise InputError(
+            f"{longest:,} tokens and an answer of {answer} do not fit into the context of {context:,}",
+            where="--prompt",
+            remedy=f"at most {most:,}, or raise engine.context_length",
+        )
 
 
 @dataclass(frozen=True)

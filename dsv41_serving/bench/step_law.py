@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from dsv41_serving.bench.scenario import Scenario, Turn
+from dsv41_serving.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,8 +66,19 @@ class Law:
 
 
 def list_levels(longest: int, cap: int) -> list[int]:
-    """Return the concurrencies to measure, up to `longest` requests and the engine's cap."""
-    return [level for level in AT_ONCE if level <= min(longest, cap)]
+    """Return the concurrencies to measure, up to `longest` requests and the engine's cap.
+
+    Raises InputError when these are too few for a line.
+    """
+    levels = [level for level in AT_ONCE if level <= min(longest, cap)]
+    if len(levels) < _LEVELS:
+        where = "--longest" if longest <= cap else "max_running_requests of the engine that decodes"
+        raise InputError(
+            f"{min(longest, cap)} leaves levels of {' and '.join(map(str, levels))} at once, too few for a line",
+            where=where,
+            remedy=f"at least {AT_ONCE[_LEVELS - 1]}",
+        )
+    return levels
 
 
 def list_loads(prompts: Sequence[int], levels: Sequence[int], answer: int) -> list[Scenario]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsv41_serving.cli.address import ADDRESS
+from dsv41_serving.cli.output import refuse_unwritable
 from dsv41_serving.errors import EXIT_CHECK_FAILED, EXIT_OK, InputError
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def bench_run(  # noqa: PLR0917 - click passes every option
     """Measure SCENARIOs on what runs now, and write a result set."""
     from dsv41_serving.bench.scenario import choose_scenarios  # noqa: PLC0415
 
+    refuse_unwritable(out)
     loads = choose_scenarios(scenarios, context.load().spec.engine.context_length, scale)
     result = _measure_running(context, loads, label=label, rounds=rounds, scale=scale, url=url)
     _store(result, out)
@@ -75,7 +77,7 @@ def bench_run(  # noqa: PLR0917 - click passes every option
 @_OUT
 @click.option("--prompt", "prompts", type=click.IntRange(min=16), multiple=True, help="Prompt lengths (default: two).")
 @click.option("--answer", type=click.IntRange(min=16), default=128, show_default=True, help="Tokens of each answer.")
-@click.option("--longest", type=click.IntRange(min=3), default=64, show_default=True, help="Most requests at once.")
+@click.option("--longest", type=click.IntRange(min=1), default=64, show_default=True, help="Most requests at once.")
 @_ROUNDS
 @_URL
 @click.pass_obj
@@ -83,11 +85,14 @@ def bench_scaling(  # noqa: PLR0917 - click passes every option
     context: Context, out: Path, prompts: tuple[int, ...], answer: int, longest: int, rounds: int, url: str | None
 ) -> None:
     """Fit step time = a + b x requests on what runs now, and say what it means."""
+    from dsv41_serving.bench.scenario import expect_room  # noqa: PLC0415
     from dsv41_serving.bench.step_law import explain, list_levels, list_loads, read_laws  # noqa: PLC0415
 
+    refuse_unwritable(out)
     spec = context.load().spec
     caps = [engine.max_running_requests for engine in spec.active_engines().values() if engine.role != "prefill"]
-    chosen = sorted(prompts) or [256, min(8_192, spec.engine.context_length // 2)]
+    chosen = sorted(set(prompts)) or [256, min(8_192, spec.engine.context_length // 2)]
+    expect_room(chosen, answer, spec.engine.context_length)
     loads = list_loads(chosen, list_levels(longest, min(caps)), answer)
     result = _measure_running(context, loads, label="step law", rounds=rounds, scale=1.0, url=url)
     _store(result, out)
@@ -111,7 +116,9 @@ def bench_scaling(  # noqa: PLR0917 - click passes every option
     multiple=True,
     help="Measure this node file at its engine, not its router.",
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Directory for both result sets and the report.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Directory for both result sets and the report; node files need it."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def bench_compare(  # noqa: PLR0917 - click passes every option
     a: Path,
@@ -127,15 +134,21 @@ def bench_compare(  # noqa: PLR0917 - click passes every option
 ) -> None:
     """Compare A with B: two result sets (.json), or two node files (.toml) that are launched in turn.
 
-    Exit 1 when B is slower in a scenario.
+    Exit 1 when B is slower in a scenario; what node files measured is in --out after each launch.
     """
     from dsv41_serving.bench.compare import compare_sets, list_obstacles, summarise  # noqa: PLC0415
     from dsv41_serving.bench.report import describe_comparison  # noqa: PLC0415
     from dsv41_serving.bench.result import read_result  # noqa: PLC0415
 
+    if out is not None:
+        refuse_unwritable(out / "report.html")
     if {a.suffix, b.suffix} == {".toml"}:
+        if out is None:
+            raise InputError(
+                "what is measured would be kept nowhere", where="--out", remedy="name a directory: --out compared"
+            )
         first, second = _measure_in_turn(
-            (a, b), scenarios or ("single", "c16"), launches, rounds=rounds, scale=scale, direct=direct
+            (a, b), scenarios or ("single", "c16"), launches, rounds=rounds, scale=scale, direct=direct, out=out
         )
     elif {a.suffix, b.suffix} == {".json"}:
         first, second = read_result(a), read_result(b)
@@ -145,18 +158,28 @@ def bench_compare(  # noqa: PLR0917 - click passes every option
             where=f"{a} and {b}",
             remedy="name two result sets (.json) or two node files (.toml)",
         )
-    rows = compare_sets(first, second, floor=floor)
+    rows, obstacles = compare_sets(first, second, floor=floor), list_obstacles(first, second)
+    if not rows:
+        raise InputError(
+            f"cannot be compared: {'; '.join(obstacles) or 'no metric that both have'}",
+            where=f"{a} and {b}",
+            remedy="measure the same scenarios on both, acceptance alike",
+        )
     if as_json:
-        click.echo(json.dumps({"rows": [row.as_json() for row in rows], "obstacles": list_obstacles(first, second)}))
+        click.echo(json.dumps({"rows": [row.as_json() for row in rows], "obstacles": obstacles}))
     else:
-        for line in (*list_obstacles(first, second), *summarise(rows)):
+        for line in (*obstacles, *summarise(rows)):
             click.echo(line)
     if out is not None:
         _store(first, out / "a.json")
         _store(second, out / "b.json")
         _write_pages(f"{first.label} against {second.label}", describe_comparison(first, second, floor), out)
-    if not rows:
-        raise InputError("have nothing in common", where=f"{a} and {b}", remedy="measure the same scenarios on both")
+    if all(row.judgement == "too few to tell" for row in rows):
+        raise InputError(
+            "one round on each side tells nothing",
+            where=f"{a} and {b}",
+            remedy="measure --rounds 3 or more, or several launches",
+        )
     sys.exit(EXIT_CHECK_FAILED if any(row.headline and row.judgement == "slower" for row in rows) else EXIT_OK)
 
 
@@ -190,13 +213,16 @@ def bench_noise(result: Path, slower: float, floor: float, trials: int, as_json:
 def bench_handoff(context: Context, out: Path, prompts: tuple[int, ...], rounds: int) -> None:
     """Show where the time of a KV hand-off goes, stage by stage, on what runs now."""
     from dsv41_serving.bench.handoff import ANSWER_TOKENS, as_json, describe_lengths, measure_handoffs  # noqa: PLC0415
+    from dsv41_serving.bench.scenario import ROOM, expect_room  # noqa: PLC0415
     from dsv41_serving.bench.tokenizer import load_words  # noqa: PLC0415
     from dsv41_serving.check.access import find_access, open_calls  # noqa: PLC0415
 
+    refuse_unwritable(out)
     plan, _ = context.plan()
     spec = context.load().spec
-    longest = spec.engine.context_length - ANSWER_TOKENS - 8
-    chosen = sorted(prompts) or [min(length, longest) for length in (128, 1_024, longest)]
+    expect_room(prompts or (1,), ANSWER_TOKENS, spec.engine.context_length)
+    longest = spec.engine.context_length - ANSWER_TOKENS - ROOM
+    chosen = sorted(set(prompts)) or [min(length, longest) for length in (128, 1_024, longest)]
     access = find_access(plan)
     _expect_running(access)
     with open_calls(access) as client:
@@ -226,6 +252,7 @@ def bench_soak(context: Context, out: Path, handoffs: int, restarts: int, longes
     from dsv41_serving.bench.tokenizer import load_words  # noqa: PLC0415
     from dsv41_serving.check.access import find_access, open_client  # noqa: PLC0415
 
+    refuse_unwritable(out)
     plan, _ = context.plan()
     spec = context.load().spec
     access = find_access(plan)
@@ -268,6 +295,7 @@ def _expect_running(access: Access) -> None:
 def _store_handoff(context: Context, out: Path, found: dict[str, Any]) -> None:
     """Write a result of the hand-off with where it comes from."""
     from dsv41_serving.bench.provenance import describe_run  # noqa: PLC0415
+    from dsv41_serving.bench.result import write_whole  # noqa: PLC0415
 
     spec = context.load().spec
     plan, _ = context.plan()
@@ -279,8 +307,7 @@ def _store_handoff(context: Context, out: Path, found: dict[str, Any]) -> None:
         "engine_args": dict(spec.engine.args),
         **found,
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_whole(out, json.dumps(result, indent=1) + "\n")
     _say(f"wrote {out}")
 
 
@@ -313,10 +340,18 @@ def _measure_running(
 
 
 def _measure_in_turn(
-    files: tuple[Path, Path], names: Sequence[str], launches: int, *, rounds: int, scale: float, direct: Sequence[str]
+    files: tuple[Path, Path],
+    names: Sequence[str],
+    launches: int,
+    *,
+    rounds: int,
+    scale: float,
+    direct: Sequence[str],
+    out: Path,
 ) -> tuple[ResultSet, ResultSet]:
+    """Measure both node files, and store what there is of each after every launch of it."""
     from dsv41_serving.bench.alternate import launch_in_turn  # noqa: PLC0415
-    from dsv41_serving.bench.protocol import find_engine_url, measure_launch  # noqa: PLC0415
+    from dsv41_serving.bench.protocol import find_engine_url, find_simulated, measure_launch  # noqa: PLC0415
     from dsv41_serving.bench.scenario import choose_scenarios  # noqa: PLC0415
     from dsv41_serving.bench.tokenizer import load_words  # noqa: PLC0415
     from dsv41_serving.cli.context import Context  # noqa: PLC0415
@@ -326,6 +361,13 @@ def _measure_in_turn(
     context_length = min(each.load().spec.engine.context_length for each in contexts)
     loads = choose_scenarios(names, context_length, scale)
     plans = [each.plan()[0] for each in contexts]
+    simulated = [find_simulated(plan) or "real" for plan in plans]
+    if len(set(simulated)) > 1:
+        raise InputError(
+            f"acceptance is simulated differently ({' against '.join(simulated)})",
+            where=f"{files[0]} and {files[1]}",
+            remedy="make SGLANG_SIMULATE_ACC_LEN in engine.env the same",
+        )
     targets = [
         _find_target(each, plan, find_engine_url(plan) if side in direct else None)
         for side, each, plan in zip("ab", contexts, plans, strict=True)
@@ -335,20 +377,18 @@ def _measure_in_turn(
         target = targets[index]
         return measure_launch(loads, target, load_words(target.tokenizer), rounds=rounds, say=_say)
 
-    kept = launch_in_turn([each.arguments() for each in contexts], launches, measure, _say)
     command = " ".join(["dsv41", *sys.argv[1:]])
-    first, second = (
-        _collect(
-            plans[index],
-            targets[index],
-            kept[index],
-            label=_name_side(files[index], "ab"[index] in direct),
-            scale=scale,
-            command=command,
-        )
-        for index in range(2)
-    )
-    return first, second
+
+    def collect(index: int, launched: Sequence[Launch]) -> ResultSet:
+        side = "ab"[index]
+        label = _name_side(files[index], side in direct)
+        return _collect(plans[index], targets[index], launched, label=label, scale=scale, command=command)
+
+    def keep(index: int, launched: Sequence[Launch]) -> None:
+        _store(collect(index, launched), out / f"{'ab'[index]}.json")
+
+    first, second = launch_in_turn([each.arguments() for each in contexts], launches, measure, keep, _say)
+    return collect(0, first), collect(1, second)
 
 
 def _name_side(file: Path, direct: bool) -> str:  # noqa: FBT001

@@ -35,10 +35,18 @@ def telling(what_goes_on: str) -> Iterator[None]:
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Raise InputError now rather than after minutes of work when `path` cannot be written as a file."""
+    """Raise InputError now rather than after minutes of work when `path` cannot be written as a file.
+
+    Makes its directory; a file that was not there is not left behind.
+    """
     try:
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True)
+        new = not path.exists()
         with path.open("a", encoding="utf-8"):
             pass
+        if new:
+            path.unlink()
     except OSError as error:
         raise InputError(f"cannot be written ({error.strerror})", where=str(path), remedy="name another file") from None
 

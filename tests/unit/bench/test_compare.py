@@ -12,8 +12,10 @@ from click.testing import CliRunner
 
 from dsv41_serving.bench.alternate import launch_in_turn, order_launches
 from dsv41_serving.bench.compare import compare_sets, find_t, headline, judge, list_obstacles, summarise
-from dsv41_serving.bench.protocol import find_engine_url
+from dsv41_serving.bench.protocol import choose_target, find_engine_url
+from dsv41_serving.bench.report import describe_comparison, write_pages
 from dsv41_serving.bench.result import read_result, write_result
+from dsv41_serving.check.access import Access
 from dsv41_serving.cli import cli
 from dsv41_serving.errors import GateError, InputError
 from dsv41_serving.facts import read_facts
@@ -112,8 +114,18 @@ def test_too_few_launches_say_how_many_would_do() -> None:
 
 def test_one_number_on_each_side_tells_nothing() -> None:
     row = judge("s", "itl_ms", (10.0,), (99.0,))
-    assert row.judgement == "no difference"
+    assert row.judgement == "too few to tell"
     assert row.noise == float("inf")
+    assert row.as_json()["noise"] is None
+    assert summarise([row]) == ["s: too few to tell (1 and 1 launches); measure more rounds, or launches"]
+
+
+def test_what_is_shown_is_what_was_judged() -> None:
+    """Medians of 128.4 and 106.6 beside a change of means of three per cent would contradict each other."""
+    a, b = (100.0, 128.4, 131.0), (104.0, 106.6, 137.7)
+    row = judge("s", "ttft_ms", a, b)
+    assert (row.a, row.b) == (pytest.approx(statistics.fmean(a)), pytest.approx(statistics.fmean(b)))
+    assert row.change == pytest.approx(row.b / row.a - 1)
 
 
 @pytest.mark.parametrize("level", [0.05, 0.025, 0.00625])
@@ -170,6 +182,24 @@ def test_other_prompts_are_not_compared() -> None:
     ]
 
 
+def test_simulated_acceptance_is_never_compared_with_real(tmp_path: Path) -> None:
+    """Three times as fast, and not of the same thing: no row, no verdict, no page."""
+    a = make_set([make_run(rounds=[make_round(0.01)] * 3)])
+    b = make_set([make_run(rounds=[make_round(0.003)] * 3)], simulated_acceptance="5.5")
+    assert compare_sets(a, b) == []
+    for name, result in (("a", a), ("b", b)):
+        write_result(result, tmp_path / f"{name}.json")
+    options = [str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(cli, ["bench", "compare", *options])
+    assert isinstance(done.exception, InputError)
+    assert "cannot be compared: acceptance is simulated differently (real against 5.5)" in str(done.exception)
+    assert done.output == ""
+    assert list((tmp_path / "out").iterdir()) == []
+    markdown, _ = write_pages("ab", describe_comparison(a, b, 0.015))
+    assert "> acceptance is simulated differently" in markdown
+    assert "faster" not in markdown
+
+
 # --- launching in turn ----------------------------------------------------------------------------------------------
 
 
@@ -189,7 +219,7 @@ def test_what_was_started_is_stopped_even_when_the_measurement_fails(monkeypatch
 
     monkeypatch.setattr("dsv41_serving.bench.alternate._call", call)
     with pytest.raises(GateError, match="configuration 0 does not answer"):
-        launch_in_turn([["a"], ["b"]], 2, fail, lambda _: None)
+        launch_in_turn([["a"], ["b"]], 2, fail, pytest.fail, lambda _: None)
     assert calls == [("a", "up"), ("a", "down")]
 
 
@@ -203,7 +233,7 @@ def test_what_somebody_else_started_is_not_stopped(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("dsv41_serving.bench.alternate._call", call)
     with pytest.raises(GateError, match="already up"):
-        launch_in_turn([["a"], ["b"]], 2, pytest.fail, lambda _: None)
+        launch_in_turn([["a"], ["b"]], 2, pytest.fail, pytest.fail, lambda _: None)
     assert calls == ["up"]
 
 
@@ -215,6 +245,7 @@ def test_launches_come_back_by_configuration(monkeypatch: pytest.MonkeyPatch) ->
         [["a"], ["b"]],
         2,
         lambda index: launch.model_copy(update={"started_at": f"{index}/{next(counted)}"}),
+        lambda *_: None,
         lambda _: None,
     )
     assert [[each.started_at for each in group] for group in kept] == [["0/0", "0/3"], ["1/1", "1/2"]]
@@ -285,6 +316,65 @@ def test_two_node_files_are_launched_in_turn_with_the_same_prompts(
     assert (first.label, len(first.launches), first.deployment["profile"]) == ("long", 2, "embedded")
 
 
+def node_file(directory: Path, name: str = "node", *lines: str) -> str:
+    path = directory / f"{name}.toml"
+    text = f'profile = "embedded"\nshape = "single"\n[node]\nstate_dir = "{directory}"\n'
+    path.write_text("\n".join((text, *lines)))
+    return str(path)
+
+
+def test_a_failure_at_the_last_launch_keeps_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven launches of two hours each are not lost with the eighth."""
+    monkeypatch.setattr("dsv41_serving.bench.alternate._call", lambda *_: None)
+    monkeypatch.setattr("dsv41_serving.bench.tokenizer.load_words", lambda _: None)
+    counted = iter(range(8))
+
+    def measure_instead(*_: object, **__: object) -> Launch:
+        if next(counted) == 7:
+            raise GateError("the engine died")
+        return make_set([make_run()]).launches[0]
+
+    monkeypatch.setattr("dsv41_serving.bench.protocol.measure_launch", measure_instead)
+    file = node_file(tmp_path)
+    options = ["--scenario", "single", "--launches", "4", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(cli, ["bench", "compare", file, file, *options])
+    assert isinstance(done.exception, GateError)
+    # A B B A A B B A: the eighth is A's.
+    kept = [len(read_result(tmp_path / "out" / name).launches) for name in ("a.json", "b.json")]
+    assert kept == [3, 4]
+
+
+@pytest.mark.parametrize(("out", "said"), [([], "kept nowhere"), (["--out", "/proc/compared"], "cannot be written")])
+def test_nothing_is_started_when_nothing_can_be_kept(
+    out: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsv41_serving.bench.alternate._call", pytest.fail)
+    file = node_file(tmp_path)
+    done = CliRunner().invoke(cli, ["bench", "compare", file, file, *out])
+    assert isinstance(done.exception, InputError)
+    assert said in str(done.exception)
+
+
+def test_node_files_of_other_acceptance_are_refused_before_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsv41_serving.bench.alternate._call", pytest.fail)
+    real = node_file(tmp_path, "real")
+    simulated = node_file(tmp_path, "simulated", "[engine.env]", 'SGLANG_SIMULATE_ACC_LEN = "5.5"')
+    done = CliRunner().invoke(cli, ["bench", "compare", real, simulated, "--out", str(tmp_path / "out")])
+    assert "acceptance is simulated differently (real against 5.5)" in str(done.exception)
+
+
+def test_one_round_a_side_is_no_answer(tmp_path: Path) -> None:
+    """Kept and shown, and not taken for 'no difference' by whoever reads the exit code."""
+    for name, step in (("a", 0.01), ("b", 0.02)):
+        write_result(make_set([make_run(rounds=[make_round(step)])]), tmp_path / f"{name}.json")
+    done = CliRunner().invoke(cli, ["bench", "compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")])
+    assert isinstance(done.exception, InputError)
+    assert "too few to tell" in done.output
+    assert "inf" not in done.output
+
+
 def test_an_engine_can_be_measured_against_its_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same node file twice, one side at the engine itself."""
     file = tmp_path / "node.toml"
@@ -310,3 +400,12 @@ def test_an_engine_can_be_measured_against_its_router(tmp_path: Path, monkeypatc
 def test_a_pair_has_no_engine_that_answers_alone() -> None:
     with pytest.raises(InputError, match="prefill and decode answer together, behind a router"):
         find_engine_url(plan_for(read_facts(), "embedded"))
+
+
+def test_half_of_a_pair_is_not_measured() -> None:
+    """Prefill alone hands to nobody: the load generator would fail on it after a minute, in words of its own."""
+    plan = plan_for(read_facts(), "embedded")
+    for engine in plan.engines:
+        with pytest.raises(InputError, match=f"{engine.name} is half of a pair"):
+            choose_target(plan, Access(engine.url))
+    assert choose_target(plan, Access(plan.router.url)).url == plan.router.url

@@ -6,11 +6,14 @@ import ast
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 
 from dsv41_serving.bench import handoff
 from dsv41_serving.bench.handoff import Length, Sample, as_json, compare_pages, describe_lengths, read_page, tabulate
 from dsv41_serving.errors import GateError
+from dsv41_serving.facts import read_facts
+from tests.unit.plan.machines import plan_for
 
 BEFORE = """# TYPE dsv41_handoff_stage_seconds histogram
 dsv41_handoff_stage_seconds_bucket{le="+Inf",stage="poll"} 4.0
@@ -62,6 +65,14 @@ def test_a_hand_off_that_is_not_admitted_yet_is_waited_for() -> None:
 def test_a_second_request_spoils_the_measurement() -> None:
     with pytest.raises(GateError, match="another request was handed over meanwhile"):
         compare_pages({"prefill": {}, "decode": {}}, {"prefill": read_page(BEFORE), "decode": read_page(ADMITTED)}, 0.5)
+
+
+def test_a_request_that_is_refused_is_told_in_one_line() -> None:
+    """Httpx adds a second one with a link about the status."""
+    client = httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(400)))
+    with pytest.raises(GateError, match="400 Bad Request") as caught:
+        handoff._ask(client, plan_for(read_facts(), "embedded"), "text")
+    assert "\n" not in str(caught.value)
 
 
 def test_the_table_shows_medians_and_leaves_out_what_never_passed() -> None:

@@ -55,7 +55,7 @@ def test_both_spellings_hold_the_same_numbers() -> None:
     for expected in ("12.5", "80", "abc1234", "single: one request", "2 (16 at once)", "0.5.23"):
         assert expected in text
         assert expected in markdown
-    assert html.count("<svg") == 2
+    assert html.count("<svg") == 4
     assert markdown.startswith("# embedded\n")
 
 
@@ -75,6 +75,23 @@ def test_simulated_acceptance_is_said_first() -> None:
     assert note in read(html)
 
 
+def test_a_comparison_of_two_simulated_sets_says_so_too() -> None:
+    sides = [make_set([make_run()], simulated_acceptance="5.5") for _ in range(2)]
+    markdown, _ = write_pages("x", describe_comparison(sides[0], sides[1], 0.015))
+    assert "> A: Acceptance was simulated" in markdown
+    assert "> B: Acceptance was simulated" in markdown
+
+
+def test_a_router_that_remembers_prompts_is_said() -> None:
+    """Its tree survives what clears the caches of the engines."""
+    remembers = make_set([make_run()], router_policy="cache_aware")
+    for blocks in (describe_set(remembers), describe_comparison(make_set([make_run()]), remembers, 0.015)):
+        markdown, _ = write_pages("x", blocks)
+        assert "cannot be cleared between rounds" in markdown
+    markdown, _ = write_pages("x", describe_set(make_set([make_run()], router_policy="round_robin")))
+    assert "cannot be cleared" not in markdown
+
+
 def test_the_step_law_is_drawn_and_explained() -> None:
     runs = [make_run(f"step-64-{level}", [make_round(0.008 + 0.001 * level)]) for level in (1, 2, 4)]
     markdown, html = write_pages("law", describe_set(make_set(runs)))
@@ -92,6 +109,35 @@ def test_a_comparison_states_its_verdicts_and_its_noise() -> None:
     assert "single: B is slower by 16.7% (noise 1.5%, 3 and 3 launches)" in markdown
     assert "one calls a difference by chance" in read(html)
     assert "A: stock" in html
+    assert "Launches are compared; A and B are means over launches" in markdown
+
+
+def test_what_was_compared_is_named() -> None:
+    """One launch a side: rounds were, and no launches."""
+    rounds = [make_round(0.01 * factor) for factor in (1.0, 1.01, 0.99)]
+    markdown, _ = write_pages(
+        "ab", describe_comparison(make_set([make_run(rounds=rounds)]), make_set([make_run(rounds=rounds)]), 0.015)
+    )
+    assert "One launch a side: its rounds are compared" in markdown
+    assert "Launches are compared" not in markdown
+
+
+def test_the_tail_of_the_first_token_is_in_tables_and_pictures() -> None:
+    """Ten requests of 0.1 s and one of 9 s: medians hide it, the p99 and the curve do not. In both spellings."""
+    slow = make_round(0.01, requests=11)
+    slow = slow.model_copy(update={"ttft_s": (*slow.ttft_s[:10], 9.0)})
+    result = make_set([make_run("c16", [slow], at_once=16)])
+    assert result.runs_of("c16")[0].metrics()["ttft_p99_ms"] == pytest.approx(9000.0)
+    markdown, html = write_pages("set", describe_set(result))
+    head, row = next(block.rows for block in describe_set(result) if block.kind == "table")
+    assert (row[head.index("first token, ms")], row[head.index("first token p99, ms")]) == ("100", "9,000")
+    curve = "| c16: time to the first token | count | p10, ms | p50, ms | p90, ms | p99, ms | longest, ms |"
+    assert curve in markdown
+    assert "| here | 11 | 100 | 100 | 100 | 9,000 | 9,000 |" in markdown
+    assert "c16: time to the first token" in read(html)
+    compared, _ = write_pages("ab", describe_comparison(result, result, 0.015))
+    assert curve in compared
+    assert "| c16 | first token p99, ms | 9,000 | 9,000 |" in compared
 
 
 def test_text_is_escaped_and_tables_keep_their_columns() -> None:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
+from click.testing import CliRunner
 
 from dsv41_serving.bench.step_law import Point, explain, fit_law, list_levels, list_loads, read_laws
+from dsv41_serving.cli import cli
+from dsv41_serving.errors import InputError
 from tests.unit.bench.sets import make_round, make_run, make_set
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def points(a: float, b: float) -> list[Point]:
@@ -85,3 +93,20 @@ def test_laws_are_read_from_a_result_set() -> None:
     ]
     laws = read_laws(make_set([*runs, make_run("single"), make_run("step-9-1")]))
     assert [(law.prompt, round(law.b_s, 6)) for law in laws] == [(64, 0.0005), (1024, 0.001)]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--longest", "3"), "--longest: 3 leaves levels of 1 and 2 at once, too few for a line; at least 4"),
+        (("--longest", "1"), "--longest: 1 leaves levels of 1 at once"),
+        ((), "max_running_requests of the engine that decodes: 2 leaves levels of 1 and 2 at once"),
+    ],
+)
+def test_what_cannot_become_a_line_is_not_measured(options: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    cap = () if options else ("--set", "engines.decode.max_running_requests=2")
+    done = CliRunner().invoke(
+        cli, ["--profile", "embedded", *cap, "bench", "scaling", *options, "--out", str(tmp_path / "law.json")]
+    )
+    assert isinstance(done.exception, InputError)
+    assert said in str(done.exception)
