@@ -314,13 +314,13 @@ class Handoff(Table):
         le=1024,
         description="Size of a block. Each rank holds slots times this, decode once for each prefill engine.",
     )
-    switch_us: int = Field(
-        5000,
-        ge=5,
+    rest_us: int = Field(
+        500,
+        ge=0,
         le=5000,
         description=(
-            "Longest that a thread of an engine keeps Python's interpreter lock from another that waits for it; 5000 is Python's "
-            "own. The scheduler's loop never rests, and the threads that hand over wait for it again and again."
+            "Longest rest of a scheduler that waits for hand-offs and has no batch to run; a change of a request ends it. Without "
+            "rests (0) its loop keeps Python's interpreter lock from the threads that hand over."
         ),
     )
 

@@ -1,12 +1,13 @@
 """The copies of the packed hand-off as a GPU does them, with the interpreted kernels and a CPU that is said to be the GPU."""
 
-import contextlib
+import types
 
 import numpy as np
 import pytest
 import torch
 
-from dsv41_serving.sglang_plugin.handoff.pools import DeviceCopy, GpuCopier, Group
+from dsv41_kernels.ops.pack import kernel
+from dsv41_serving.sglang_plugin.handoff.pools import DeviceCopy, GpuCopier, Group, view_items
 from dsv41_serving.sglang_plugin.handoff.wire import Part
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -30,12 +31,30 @@ class Event:
         self.waited = True
 
 
+class InterpretedStarter:
+    """The kernel by address, as `Starter` starts it compiled."""
+
+    def __init__(self, _device: torch.device, *, scatter: bool) -> None:
+        self._scatter = scatter
+
+    def start(self, pools: kernel.Pools, indices: int, items: int, block: int, _stream: int) -> None:
+        if not items:
+            return
+        assert indices % kernel.ALIGNMENT == block % kernel.ALIGNMENT == 0
+        numbers = view_items(indices, 4 * items, 1).view(torch.int32)[0]
+        words = view_items(block, pools.bytes_per_item * items, 1).view(torch.int64)[0]
+        count, grid = len(pools.item_bytes), kernel.make_grid(pools, items)
+        kernel.copy_items_kernel[grid](
+            pools.table, numbers, words, count, items, SCATTER=self._scatter, TILE=kernel.TILE_WORDS, num_warps=4
+        )
+
+
 @pytest.fixture
 def copier(monkeypatch: pytest.MonkeyPatch) -> tuple[GpuCopier, list[list[torch.Tensor]]]:
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _device, priority: priority)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _device, priority: types.SimpleNamespace(cuda_stream=priority))
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    for name in ("device", "stream"):
-        monkeypatch.setattr(torch.cuda, name, lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(kernel, "Starter", InterpretedStarter)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     pools = [[torch.randint(0, 256, (9, size), dtype=torch.uint8) for size in sizes] for sizes in SIZES]
     groups = [
@@ -74,6 +93,39 @@ def test_parts_of_several_groups_lie_one_behind_the_other_and_come_back(
             wanted = old.clone()
             wanted[there.items.astype(int)] = old[here.items.astype(int)]
             assert torch.equal(pool, wanted)
+
+
+def test_numbers_are_used_again_only_when_the_device_has_read_them(
+    copier: tuple[GpuCopier, list[list[torch.Tensor]]],
+) -> None:
+    """Of three copies the first is done when the third starts: two sets of numbers, and no copy is told that it waits for another's."""
+    copies, _ = copier
+    block, parts = torch.zeros(512, dtype=torch.uint8), [Part(0, np.array([1], np.int32))]
+    first, second = (copies.pack(parts, block) for _ in range(2))
+    first.wait()
+    third = copies.pack(parts, block)
+    assert [numbers.copied for numbers in copies._numbers] == [second._event, third._event]  # type: ignore[attr-defined]
+
+
+def test_a_start_that_fails_keeps_its_numbers_until_the_device_is_done(
+    copier: tuple[GpuCopier, list[list[torch.Tensor]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first part may have been started: the numbers are held with an event behind it."""
+    copies, _ = copier
+    started: list[int] = []
+
+    def start(_pools: object, indices: int, *_rest: int) -> None:
+        started.append(indices)
+        if len(started) > 1:
+            raise RuntimeError("no")
+
+    monkeypatch.setattr(copies._pack, "start", start)
+    parts = [Part(0, np.array([1], np.int32)), Part(2, np.array([1], np.int32))]
+    with pytest.raises(RuntimeError):
+        copies.pack(parts, torch.zeros(512, dtype=torch.uint8))
+    (held,) = copies._numbers
+    assert held.address == started[0]
+    assert held.copied.recorded  # type: ignore[union-attr, attr-defined]
 
 
 def test_a_copy_is_looked_at_before_anybody_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:

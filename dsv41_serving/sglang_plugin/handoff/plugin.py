@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 
 from dsv41_serving.sglang_plugin import drift
 from dsv41_serving.spec.model import Handoff
@@ -18,9 +17,6 @@ logger = logging.getLogger(__name__)
 def register() -> None:
     """Apply the hooks of the hand-off; they act in schedulers alone, and a forked one has them from its parent.
 
-    Sets the time that a thread may keep the interpreter's lock, too: the threads that send and receive need it some ten times
-    for a hand-off, beside a scheduler that gives it up only in passing.
-
     SGLang calls this in every process. An SGLang that was started by hand, without the table, is left as it is. Exits with
     status 2 and one line when the table cannot be read or SGLang or NIXL is another version than the hooks are for.
     """
@@ -29,11 +25,11 @@ def register() -> None:
     with drift.stop_on_drift(PLUGIN):
         drift.check_versions()
         table = drift.read_table(VARIABLE, Handoff)
-        from dsv41_serving.sglang_plugin.handoff import packed, waterfall  # noqa: PLC0415 - torch and the engine
+        from dsv41_serving.sglang_plugin.handoff import packed, rest, waterfall  # noqa: PLC0415 - torch and the engine
 
         clock = waterfall.Waterfall()
         # A hook that comes later stands outside: the waterfall sees what packing does as part of SGLang's functions.
-        hooks = (*(packed.make_hooks(table, clock) if table.packed else ()), *waterfall.make_hooks(clock))
+        packing = packed.make_hooks(table, clock) if table.packed else ()
+        hooks = (*packing, *waterfall.make_hooks(clock), *rest.make_hooks(table.rest_us))
         drift.apply(hooks)
-    sys.setswitchinterval(table.switch_us / 1e6)
     logger.info("%s: %d hooks in force, packed: %s", PLUGIN, len(hooks), table.packed)

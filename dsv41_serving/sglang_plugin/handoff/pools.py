@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 SPIN_S = 200e-6
 """How long a thread looks again and again before it sleeps: longer than a block takes that nothing is in the way of."""
 _NUMBERS_ALIGNED = 4
+_NUMBERS_AT_LEAST = 4096
+"""One million tokens of a pool, in pages of 256."""
 
 # Items of these are not whole rows of fixed size on both sides.
 _UNEVEN = frozenset({StateType.DSA_TAIL})
@@ -178,11 +181,34 @@ class DeviceCopy:
                 return
 
 
+class Numbers:
+    """Item numbers in pinned host memory, which the device reads where they are."""
+
+    def __init__(self, size: int) -> None:
+        """Hold up to `size` numbers."""
+        self.size = size
+        self._memory = torch.zeros(size, dtype=torch.int32).pin_memory()
+        self._view = self._memory.numpy()
+        self.address = self._memory.data_ptr()
+        self.copied: torch.cuda.Event | None = None
+        """Passes when the device has read them; None before the first use."""
+
+    def write(self, numbers: npt.NDArray[np.int32]) -> None:
+        """Put `numbers` at the beginning."""
+        self._view[: numbers.size] = numbers
+
+    @property
+    def free(self) -> bool:
+        """Whether nothing reads them any more."""
+        return self.copied is None or bool(self.copied.query())  # type: ignore[no-untyped-call]
+
+
 class GpuCopier:
     """Copies by the kernels `pack` and `unpack`, on a stream of their own that goes before the forward pass.
 
     A block of 4,096 tokens is copied in 12 us on an H200; without the priority it waits for the kernel that is running, and in
-    a prefill that is one of milliseconds.
+    a prefill that is one of milliseconds. To start it by tensors took 640 us of a thread there, and several milliseconds beside a
+    scheduler that wants the interpreter's lock, so addresses are passed, and nothing is allocated or copied to the device for it.
     """
 
     def __init__(self, groups: Sequence[Group], device: torch.device) -> None:
@@ -190,7 +216,6 @@ class GpuCopier:
         from dsv41_kernels.op import UnsupportedProblemError  # noqa: PLC0415 - Triton, on a GPU alone
         from dsv41_kernels.ops.pack import kernel  # noqa: PLC0415
 
-        self._kernel = kernel
         self._device = device
         self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._bytes = [group.bytes_per_item for group in groups]
@@ -198,27 +223,47 @@ class GpuCopier:
             self._pools = [kernel.Pools.at(group.addresses, group.item_bytes, device) for group in groups]
         except UnsupportedProblemError as error:
             raise UnpackableError(str(error)) from None
+        self._pack, self._unpack = (kernel.Starter(device, scatter=scatter) for scatter in (False, True))
+        self._thread = threading.local()
+        self._lock = threading.Lock()
+        self._numbers: list[Numbers] = []
 
     def pack(self, parts: Sequence[Part], block: torch.Tensor) -> Copy:
         """As `Copier.pack`."""
-        return self._start(self._kernel.pack, parts, block)
+        return self._start(self._pack, parts, block)
 
     def unpack(self, parts: Sequence[Part], block: torch.Tensor) -> Copy:
         """As `Copier.unpack`."""
-        return self._start(self._kernel.unpack, parts, block)
+        return self._start(self._unpack, parts, block)
 
-    def _start(self, copy: Any, parts: Sequence[Part], block: torch.Tensor) -> Copy:
-        numbers, starts = line_up(parts)
-        event, at = torch.cuda.Event(), 0  # type: ignore[no-untyped-call]
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            # Pinned, so that nothing waits for the numbers to be copied; torch keeps the memory until they are.
-            indices = torch.from_numpy(numbers).pin_memory().to(self._device, non_blocking=True)
+    def _start(self, starter: Any, parts: Sequence[Part], block: torch.Tensor) -> Copy:
+        if not hasattr(self._thread, "ready"):
+            torch.cuda.set_device(self._device)  # a new thread is on the first device
+            self._thread.ready = True
+        lined_up, starts = line_up(parts)
+        numbers = self._take(lined_up.size)
+        numbers.write(lined_up)
+        event, at = torch.cuda.Event(), block.data_ptr()  # type: ignore[no-untyped-call]
+        try:
             for part, start in zip(parts, starts, strict=True):
-                own = indices[start : start + part.items.size]
-                copy(pools=self._pools[part.group], indices=own, block=block[at:])
+                indices = numbers.address + start * lined_up.itemsize
+                starter.start(self._pools[part.group], indices, part.items.size, at, self._stream.cuda_stream)
                 at += part.items.size * self._bytes[part.group]
+        finally:
+            # Also after a fault: a part that was started before it reads its numbers still.
             event.record(self._stream)
+            numbers.copied = event
+            with self._lock:
+                self._numbers.append(numbers)
         return DeviceCopy(event)
+
+    def _take(self, size: int) -> Numbers:
+        """Return numbers that nothing reads, of at least `size`; there are as many as copies were ever under way at once."""
+        with self._lock:
+            for at, numbers in enumerate(self._numbers):
+                if numbers.size >= size and numbers.free:
+                    return self._numbers.pop(at)
+        return Numbers(max(size, _NUMBERS_AT_LEAST))
 
 
 def line_up(parts: Sequence[Part]) -> tuple[npt.NDArray[np.int32], list[int]]:

@@ -1,7 +1,5 @@
 """The entry point: what it reads, what it refuses."""
 
-import sys
-
 import pytest
 
 from dsv41_serving.errors import EngineDriftError
@@ -23,16 +21,15 @@ def test_the_table_is_read_as_the_plan_writes_it(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_threads_give_the_interpreter_up_as_soon_as_the_table_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DSV41_HANDOFF", Handoff(switch_us=125).model_dump_json())
+def test_the_scheduler_rests_as_long_as_the_table_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drift, "check_versions", lambda: None)
-    monkeypatch.setattr(drift, "apply", lambda _: None)
-    before = sys.getswitchinterval()
-    try:
+    applied: list[str] = []
+    monkeypatch.setattr(drift, "apply", lambda hooks: applied.extend(hook.target for hook in hooks))
+    for longest, count in ((125, 1), (0, 0)):
+        applied.clear()
+        monkeypatch.setenv("DSV41_HANDOFF", Handoff(rest_us=longest).model_dump_json())
         plugin.register()
-        assert sys.getswitchinterval() == pytest.approx(125e-6)
-    finally:
-        sys.setswitchinterval(before)
+        assert applied.count("sglang.srt.managers.scheduler.Scheduler.on_idle") == count
 
 
 def test_a_table_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,6 +115,11 @@ class Pools:
         return sum(self.item_bytes)
 
 
+def make_grid(pools: Pools, items: int) -> tuple[int, int]:
+    """Return (pools times items, tiles of the largest item)."""
+    return len(pools.item_bytes) * items, triton.cdiv(max(pools.item_bytes) // WORD, TILE_WORDS)
+
+
 def pack(*, pools: Pools, indices: torch.Tensor, block: torch.Tensor) -> Outputs:
     """Gather items into a block.
 
@@ -146,6 +151,39 @@ def unpack(*, pools: Pools, indices: torch.Tensor, block: torch.Tensor) -> Outpu
     return {f"pool{number}": tensor for number, tensor in enumerate(pools.tensors)}
 
 
+class Starter:
+    """Starts copies of one direction by address. What Triton asks and checks at every start is done once here.
+
+    For callers on whose threads a microsecond of Python is dear; `pack` and `unpack` say what is copied and check it.
+    """
+
+    def __init__(self, device: torch.device, *, scatter: bool) -> None:
+        """Compile for `device`, which is a GPU, and load."""
+        self._scatter = scatter
+        with torch.cuda.device(device):
+            words = torch.empty(2, dtype=torch.int64, device=device)
+            numbers = torch.empty(4, dtype=torch.int32, device=device)
+            self._compiled = copy_items_kernel.warmup(
+                words, numbers, words, 1, 1, SCATTER=scatter, TILE=TILE_WORDS, num_warps=4, grid=(1, 1)
+            )
+            self._compiled[(1, 1, 1)]  # loads it
+
+    def start(self, pools: Pools, indices: int, items: int, block: int, stream: int) -> None:
+        """Copy `items` items between `pools` and the block at `block`, on the CUDA stream `stream`.
+
+        Args:
+            pools: where the items lie.
+            indices: address of `items` int32 that the device can read, pinned memory too. A multiple of 16, as `block`.
+            items: how many.
+            block: address of at least items * pools.bytes_per_item bytes of the device.
+            stream: handle of a stream of the device, which is current on this thread.
+        """
+        if items:
+            count, grid = len(pools.item_bytes), make_grid(pools, items)
+            arguments = (pools.table.data_ptr(), indices, block, count, items, self._scatter, TILE_WORDS)
+            self._compiled[(*grid, 1)](*arguments, stream=stream)
+
+
 def _copy(pools: Pools, indices: torch.Tensor, block: torch.Tensor, *, scatter: bool) -> None:
     items = indices.numel()
     if indices.dtype != torch.int32 or indices.ndim != 1 or not indices.is_contiguous():
@@ -160,8 +198,7 @@ def _copy(pools: Pools, indices: torch.Tensor, block: torch.Tensor, *, scatter: 
         )
     if items == 0:
         return
-    tiles = triton.cdiv(max(pools.item_bytes) // WORD, TILE_WORDS)
-    copy_items_kernel[(len(pools.item_bytes) * items, tiles)](
+    copy_items_kernel[make_grid(pools, items)](
         pools.table,
         indices,
         block[: block.numel() // WORD * WORD].view(torch.int64),
