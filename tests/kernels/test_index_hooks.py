@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import itertools
+import math
 import types
 import warnings
 from unittest import mock
@@ -12,6 +13,7 @@ import torch
 
 pytest.importorskip("sglang", reason="the engine is not installed: pip install -e .[engine]")
 
+from dsv41_kernels.ops.candidate_scores import compare
 from dsv41_kernels.ops.candidate_scores import hooks as candidate_hooks
 from dsv41_kernels.ops.candidates import reference as selection
 from dsv41_kernels.ops.index_scores import hooks, reference, scene
@@ -240,7 +242,12 @@ def reset(prefill) -> None:
 @pytest.fixture
 def prefill_backend(scoring: types.ModuleType):
     """The engine's own backend over a prefill: one request whose list is full, one that lists all it sees, one that sees nothing."""
-    prefill, pool, _ = prefill_case([2300, 1, 140], [5, 1, 9], 2, topk=128)
+    return make_backend(scoring, [2300, 1, 140], [5, 1, 9], 128)
+
+
+def make_backend(scoring: types.ModuleType, tokens: list[int], rows: list[int], topk: int):
+    """The engine's backend, and inputs of a prefill of ratio 2."""
+    prefill, pool, _ = prefill_case(tokens, rows, 2, topk=topk)
     prefill.reset_outputs = lambda: reset(prefill)
     dense_blocks = importlib.import_module(f"{scoring.__package__}.dense_blocks")
     backend = dense_blocks.DenseBlocksBackend(
@@ -293,7 +300,171 @@ def test_prefill_in_shadow_leaves_the_engines_selection(prefill_backend):
     _, error = candidate_hooks.compare_consume_prefill(
         lambda *_: prefill.out_raw_indices.copy_(kept.roll(1, dims=0)), call(consume, backend, prefill, published)
     )
-    assert error > 0.2
+    assert error > 1
+
+
+def round_scores(_indexer: object, query: torch.Tensor, keys: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The engine's scores with its three roundings to bfloat16."""
+    from sglang.srt.layers.attention.dsv4.dsv41_sparse import DeepseekV41Indexer
+
+    return DeepseekV41Indexer.scores(None, query, keys.bfloat16(), weight)
+
+
+def spoil(row: torch.Tensor, among: list[int]) -> None:
+    """Put another of `among` in the place of the first that `row` holds of it."""
+    held = row.tolist()
+    row[next(i for i, value in enumerate(held) if value in among)] = next(value for value in among if value not in held)
+
+
+@pytest.mark.parametrize("wrong", ["nothing", "position", "block"])
+def test_prefill_in_shadow_tells_rounding_from_a_fault(
+    scoring: types.ModuleType, monkeypatch: pytest.MonkeyPatch, wrong: str
+):
+    """Scores rounded as the engine rounds them select other positions, and that is no error; what is far from the threshold is."""
+    backend, prefill = make_backend(scoring, [2300], [5], 512)
+    monkeypatch.setattr(Indexer, "scores", round_scores)
+    publish, consume = type(backend).publish_prefill, type(backend).consume_prefill
+    exact = candidate_hooks.prefill.Selection.of(prefill).like()
+    candidate_hooks.prefill.publish(backend, prefill, exact)
+
+    def spoiled(*args: object) -> object:
+        published = publish(*args)
+        if wrong == "position":
+            spoil(prefill.out_raw_indices[4], list(range(1150)))
+        if wrong == "block":
+            spoil(published.blocks[4], list(range(143)))
+        return published
+
+    published, error = candidate_hooks.compare_publish_prefill(spoiled, call(publish, backend, prefill))
+    assert (error > 1) is (wrong != "nothing")
+    assert 0 < error < math.inf
+    if wrong == "nothing":
+        assert not torch.equal(prefill.out_raw_indices.sort(dim=1).values, exact.positions.sort(dim=1).values)
+        _, error = candidate_hooks.compare_consume_prefill(consume, call(consume, backend, prefill, published))
+        assert 0 < error <= 1
+
+
+def engine_decode(backend, engine_inputs, inputs: dict, blocks: torch.Tensor | None, wrong: str):
+    """What the engine's decode source (`blocks` None) or consumer selects by its rounded scores, all rows of one request of ratio 1."""
+    from sglang.kernels.ops.attention.dsv4.candidate_blocks import select_candidate_block_ids, topk_among_blocks
+    from sglang.srt.layers.attention.dsv4.v41_indexer.dense_blocks import BlockIds
+
+    length, topk = inputs["length"], engine_inputs.indexer.index_topk
+    slots = reference.slots_of(inputs["table"], inputs["request"][0], torch.arange(int(length.max())), 1)
+    keys = reference.layout.read(reference.layout.INDEX_KEY, inputs["keys"], 64, slots)
+    scores = round_scores(None, inputs["query"], keys, inputs["weight"])
+    scores = scores.masked_fill(torch.arange(len(slots))[None, :] >= length[:, None], -torch.inf)
+    if blocks is None:
+        blocks = select_candidate_block_ids(scores, length[:, None], backend.topk_blocks, 8)
+        positions = scores.topk(topk, dim=1, sorted=False).indices
+    else:
+        positions = topk_among_blocks(scores, length, blocks, topk, block_size=8)
+    if wrong == "position":
+        spoil(positions[0], list(range(1200)))
+    if wrong == "block":
+        spoil(blocks[0], list(range(140)))
+    engine_inputs.out_page_indices.fill_(-1)
+    engine_inputs.out_page_indices[: len(positions)] = slots[positions].to(torch.int32)
+    return BlockIds(blocks=blocks)
+
+
+@pytest.mark.usefixtures("scoring")
+@pytest.mark.parametrize("wrong", ["nothing", "position", "block", "slot"])
+def test_decode_in_shadow_tells_rounding_from_a_fault(wrong: str):
+    """As in prefill, from slots alone; a slot that is no position of the request is wrong at once."""
+    from sglang.srt.layers.attention.dsv4.v41_indexer.dense_blocks import DenseBlocksBackend
+
+    backend, engine_inputs, inputs = decode_case([1290], 3, 1)
+    engine_inputs.indexer.index_topk = 512
+    engine_inputs.out_page_indices = torch.full((4, 512), 77, dtype=torch.int32)  # a spare row
+
+    def publish(*_: object):
+        published = engine_decode(backend, engine_inputs, inputs, None, wrong)
+        if wrong == "slot":
+            engine_inputs.out_page_indices[1, 5] = 1 << 20
+        return published
+
+    published, error = candidate_hooks.compare_publish(
+        publish, call(DenseBlocksBackend.publish_decode, backend, engine_inputs)
+    )
+    assert error > 0
+    assert (error > 1) is (wrong != "nothing")
+    assert (error == math.inf) is (wrong == "slot")
+    if wrong in {"nothing", "position"}:
+
+        def consume(*_: object) -> None:
+            engine_decode(backend, engine_inputs, inputs, published.blocks, wrong)
+
+        consumed = call(DenseBlocksBackend.consume_decode, backend, engine_inputs, published)
+        _, error = candidate_hooks.compare_consume(consume, consumed)
+        assert 0 < error < math.inf
+        assert (error > 1) is (wrong == "position")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "error"),
+    [
+        ([0, 2, 4], [4, 0, 2], 0),  # in any order
+        ([0, 2, 4], [0, 2, 3], 0.5),  # 1 apart, rounding may move both by 1
+        ([0, 2, 3], [0, 2, 4], 0.5),  # whoever has the better one
+        ([0, 2, 4], [0, 2, 1], 3),
+        ([0, 2, 4], [0, 2, -1], math.inf),  # one left out
+        ([0, 2, 4], [0, 2, 2], math.inf),  # one twice
+        ([0, 2, 4], [0, 2, 5], math.inf),  # not visible
+        ([0, 2, 6], [0, 2, 6], math.inf),  # no position, in both
+        ([0, 2, 1 << 30], [0, 2, 4], math.inf),
+    ],
+)
+def test_the_error_of_a_selection_is_in_units_of_rounding(ours: list[int], theirs: list[int], error: float):
+    """Scores 9, 1, 8, 6, 7 and a place that is not visible; each may be off by 1."""
+    scores, bound = torch.tensor([[9.0, 1, 8, 6, 7, -math.inf]]), torch.tensor([[1.0, 1, 1, 1, 1, 0]])
+    found = compare.excess(scores, bound, torch.tensor([ours]), torch.tensor([theirs]))
+    assert found == error
+
+
+def test_exact_scores_bound_the_engines():
+    """No score of the engine's lies further from ours than the bound, and the bound is not void: some come to a tenth of it."""
+    inputs = scene.make_scene([[1290, 1289, 700]], ratio=1, heads=32, max_length=1300, device=CPU, seed=7)
+    scores, bound = compare.score_exactly({**inputs, "ratio": 1})
+    slots = reference.slots_of(inputs["table"], inputs["request"][0], torch.arange(1290), 1)
+    keys = reference.layout.read(reference.layout.INDEX_KEY, inputs["keys"], 64, slots)
+    engines = round_scores(None, inputs["query"], keys, inputs["weight"])
+    seen = scores > -math.inf
+    assert seen.sum(dim=1).tolist() == [1290, 1289, 700]
+    share = (engines - scores).abs()[seen] / bound[seen]
+    assert 0.1 < share.max() <= 1
+
+
+@pytest.mark.parametrize(("scale", "exceeded"), [(1.0, False), (1.2, True)])
+def test_prefill_scores_in_shadow_are_compared_on_a_chunk(scoring: types.ModuleType, scale: float, *, exceeded: bool):
+    """The engine's requests and chunks go on complete; the first chunk's scores are compared; wrong ones show."""
+    prefill, pool, _ = prefill_case([140, 33], [70, 5], 1)
+
+    def engine(**given: object):
+        for request, chunks in scoring.prefill_requests(**given):
+            yield (
+                request,
+                (scoring.ChunkScores(rows=c.rows, tok=c.tok, lens=c.lens, scores=c.scores * scale) for c in chunks),
+            )
+
+    bound = call(scoring.prefill_requests, inputs=prefill, token_to_kv_pool=pool)
+    theirs, error = hooks.compare_prefill(engine, bound)
+    assert (error > hooks.INTEGRATION.tolerance) is exceeded
+    got = [(request.lc, torch.cat([chunk.scores for chunk in chunks])) for request, chunks in theirs]
+    whole = [
+        (request.lc, torch.cat([chunk.scores for chunk in chunks]))
+        for request, chunks in scoring.prefill_requests(inputs=prefill, token_to_kv_pool=pool)
+    ]
+    assert [lc for lc, _ in got] == [140, 33]
+    for (_, mine), (_, other) in zip(got, whole, strict=True):
+        torch.testing.assert_close(mine, other * scale)
+
+
+def test_prefill_scores_of_a_context_parallel_rank_are_not_compared(scoring: types.ModuleType):
+    prefill, pool, _ = prefill_case([140, 33], [70, 5], 1)
+    prefill.req_rows = None
+    bound = call(scoring.prefill_requests, inputs=prefill, token_to_kv_pool=pool)
+    assert hooks.compare_prefill(lambda **_: "theirs", bound) == ("theirs", None)
 
 
 def test_prefill_of_a_context_parallel_rank_stays_with_the_engine(prefill_backend):

@@ -3,6 +3,7 @@
 
 import inspect
 import os
+import pkgutil
 import subprocess
 import sys
 import types
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from dsv41_kernels import check, layout, registry
+from dsv41_kernels.op import UnsupportedProblemError
 from dsv41_kernels.ops.compress import hooks as compress_hooks
 from dsv41_kernels.ops.index_keys import hooks as index_hooks
 from dsv41_kernels.ops.sparse_decode import hooks as decode_hooks
@@ -96,12 +98,93 @@ def test_a_failed_self_check_stops_the_start(monkeypatch: pytest.MonkeyPatch):
         start.gate(decided, "cpu")
 
 
-def test_the_table_names_every_op_of_the_library():
-    """Hooked ops with state, stock path and reason; the others as library only."""
-    decided = [(integration, Mode.ON, "asked") for integration in start.integrations()]
-    text = "\n".join(start.describe(decided))
-    for name in registry.names():
-        assert f" {name} " in text
+@pytest.mark.parametrize("mode", [Mode.OFF, Mode.ON, Mode.SHADOW])
+def test_the_table_says_how_every_op_runs(mode: Mode):
+    """Ops with hooks by their state; those that another's hooks run by that one's; the others by who calls them."""
+    decided = [
+        (integration, mode if integration.op == "candidate_scores" else Mode.OFF, "asked")
+        for integration in start.integrations()
+    ]
+    rows = {line.split()[1]: line.split()[2:] for line in start.describe(decided)[1:]}
+    assert set(rows) == set(registry.names())
+    assert rows["candidates"] == [mode.value, "runs", "within", "candidate_scores"]
+    assert rows["index_scores"][0] == "off"
+    assert (" ".join(rows["index_scores"]).endswith("asked; candidate_scores runs it too")) is (mode is not Mode.OFF)
+    for op in ("pack", "unpack"):
+        assert rows[op] == ["library", "called", "by", "dsv41_serving.sglang_plugin.handoff.pools.GpuCopier"]
+
+
+def test_every_op_is_hooked_run_by_hooks_or_called():
+    """And who is said to call it does: the source of the caller imports the launcher's module."""
+    known = start.integrations()
+    hooked = {integration.op for integration in known}.union(*(integration.runs for integration in known))
+    for integration in known:
+        source = inspect.getsource(sys.modules[f"dsv41_kernels.ops.{integration.op}.hooks"])
+        for name, problem in integration.runs.items():
+            assert f"from dsv41_kernels.ops.{name}.kernel import" in source
+            assert registry.load(name).problem(problem).kind == "correctness"
+    for op in registry.load_all():
+        assert (op.name in hooked) is not bool(op.called_by)
+        for caller in op.called_by:
+            source = inspect.getsource(pkgutil.resolve_name(caller))
+            module = registry.load(op.name).kernel.__module__.rpartition(".")[0]
+            assert f"from {module} import kernel" in source
+            assert f"self._kernel.{op.name}" in source
+
+
+def test_the_check_covers_what_the_hooks_run(monkeypatch: pytest.MonkeyPatch):
+    """A fault of the selection stops a start that asks for candidate scores alone."""
+    monkeypatch.setattr(
+        check, "check", lambda op, *_: check.Verdict(("slots: 1 differ",) if op.name == "candidates" else (), {})
+    )
+    decided = [(each, Mode.ON, "") for each in start.integrations() if each.op == "candidate_scores"]
+    with pytest.raises(PluginError, match=r"candidates: self-check failed .* slots: 1 differ; .*=candidate_scores=off"):
+        start.gate(decided, "cpu")
+
+
+def test_a_self_check_that_raises_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    """Whatever a compiler or a driver throws: its kind, its first line, and how to start without the op."""
+
+    def raise_error(*_: object) -> None:
+        raise RuntimeError("out of resource: shared memory\nRequired: 300000")
+
+    monkeypatch.setattr(check, "check", raise_error)
+    decided = [(integration, Mode.ON, "") for integration in start.integrations() if integration.op == "compress"]
+    with pytest.raises(PluginError) as raised:
+        start.gate(decided, "cuda")
+    assert str(raised.value) == (
+        "compress: self-check failed on this GPU: RuntimeError: out of resource: shared memory; set DSV41_KERNELS=compress=off"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("compres=on", "no op 'compres' can be hooked"), ("compress=on", "there is no NVIDIA GPU")]
+)
+def test_a_wrong_name_is_told_before_the_missing_gpu(text: str, message: str, monkeypatch: pytest.MonkeyPatch):
+    """Both are wrong on such a host; the name is what the operator can mend."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("DSV41_KERNELS", text)
+    with pytest.raises(PluginError, match=message):
+        start.start()
+
+
+@pytest.mark.parametrize("op", ["compress", "sparse_decode"])
+def test_an_unknown_layout_is_refused_by_its_name(op: str):
+    """Such as the engine's interleaved ones."""
+    op = registry.load(op)
+    given = op.make_inputs(op.select("correctness")[0], torch.device("cpu"), 1)
+    given |= {name: "v41_new" for name in ("layout", "window_layout") if name in given}
+    with pytest.raises(UnsupportedProblemError, match="v41_new"):
+        op.kernel(**given)
+
+
+def test_a_call_with_nothing_to_compare_is_not_counted():
+    """A check that compared nothing would look like agreement."""
+    hook = Hook("t", ("x",), lambda *_: None, lambda original, call: (original(*call.args), None))
+    integration = Integration("shadow-none", "", (hook,), lambda _: Default(Mode.OFF, ""), "", 0.01)
+    around = shadow.wrap(integration, hook, lambda x: x + 1, every=1)
+    assert around(lambda x: x + 1, 1) == 2
+    assert shadow.CHECKS.labels("shadow-none")._value.get() == 0
 
 
 def test_a_missing_target_or_another_signature_is_named():
@@ -249,10 +332,34 @@ def test_sparse_decode_stands_behind_flashmla():
     assert not check.faults({"out": out[:, 0, :heads]}, op.reference(**given), op.tolerances)
 
 
-def test_sparse_decode_refuses_interleaved_pages():
-    """The engine's V4.1 pools interleave data and scales; reading them block-split would be silently wrong."""
-    with pytest.raises(ValueError, match="are not V4"):
+def test_sparse_decode_refuses_pages_that_are_not_v4():
+    """Entries of another size, as the engine's V4.1 pools on sm_100 have, and pages of another stride."""
+    with pytest.raises(ValueError, match=r"entries of 528 B .* are not V4"):
         decode_hooks._pages(torch.zeros(1, 64, 1, 528, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="every 37376 B are not V4"):
+        decode_hooks._pages(torch.zeros(1, 64, 1, 584, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("op", "capability", "reason"),
+    [
+        ("sparse_decode", (10, 0), "pools have a V4.1 layout on this GPU"),
+        ("sparse_decode", (12, 0), "decodes by a kernel of its own on this GPU"),
+        ("index_scores", (10, 0), "index pages hold 128 keys on this GPU"),
+        ("candidate_scores", (10, 3), "index pages hold 128 keys on this GPU"),
+    ],
+)
+def test_what_the_engine_would_never_hand_over_is_refused_at_start(op: str, capability: tuple[int, int], reason: str):
+    """Not at the first forward pass, and not by doing nothing."""
+    with pytest.raises(PluginError, match=rf"{op} cannot be on here: .*{reason}.* set {op}=off"):
+        start.decide(start.integrations(), f"all=off,{op}=on", capability)
+
+
+def test_sparse_decode_is_served_on_sm_100_with_v4_pools(monkeypatch: pytest.MonkeyPatch):
+    """The engine's variable chooses the layout."""
+    monkeypatch.setenv("SGLANG_DSV4_KV_LAYOUT", "V4")
+    decided = start.decide(start.integrations(), "sparse_decode=on", (10, 0))
+    assert Mode.ON in {mode for integration, mode, _ in decided if integration.op == "sparse_decode"}
 
 
 def test_head_count_is_noted_where_attention_is_called():

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dsv41_kernels.op import Capability
     from dsv41_kernels.plugin.modes import Mode
 
@@ -30,14 +32,15 @@ class Hook:
 
     `target` is its dotted name without the leading `sglang.`; `parameters` the names it must have, in order: anything else is
     another release. `run(original, call)` returns what the original would; `call.arguments` holds the arguments by name, defaults
-    applied. `compare(original, call)` runs both, ours on copies of what is written in place, and returns (the original's result,
-    relative error); None where a hook only switches a gate, which shadow leaves alone.
+    applied. `compare(original, call)` runs both, ours on copies of what is written in place, and returns the original's result and
+    the relative error, None if this call had nothing to compare. `gate` marks a hook that computes nothing but opens or notes what others
+    need: shadow installs it as it is. What has neither is left out in shadow.
     """
 
     target: str
     parameters: tuple[str, ...]
     run: Callable[[Original, Call], Any]
-    compare: Callable[[Original, Call], tuple[Any, float]] | None = None
+    compare: Callable[[Original, Call], tuple[Any, float | None]] | None = None
     gate: bool = False
 
     def bind(self, original: Original) -> Callable[..., Call]:
@@ -54,7 +57,11 @@ class Hook:
 
 @dataclasses.dataclass(frozen=True)
 class Integration:
-    """An op in the engine. `check` names the problem that the start-up gate runs; `tolerance` bounds the shadow error."""
+    """An op in the engine. `check` names the problem that the start-up gate runs; `tolerance` bounds the shadow error.
+
+    `runs` names the other ops that the hooks run, each with the problem of its check. `refuses(capability)` says why the engine on such a
+    GPU hands the hooks nothing that they can serve, None where it does.
+    """
 
     op: str
     stock: str
@@ -62,3 +69,5 @@ class Integration:
     default: Callable[[Capability], Default]
     check: str
     tolerance: float
+    runs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    refuses: Callable[[Capability], str | None] = lambda _: None

@@ -24,7 +24,7 @@ CHECKS = Counter("dsv41_kernel_shadow_checks", "Calls on which an op was compare
 EXCEEDED = Counter("dsv41_kernel_shadow_exceeded", "Compared calls whose error was above the op's tolerance", ["op"])
 ERROR = Gauge(
     "dsv41_kernel_shadow_max_relative_error",
-    "Largest relative error of an op against the engine's path since start",
+    "Largest relative error of an op against the engine's path since start; selections: 1 is what rounding explains",
     ["op"],
     multiprocess_mode="max",
 )
@@ -55,6 +55,8 @@ def wrap(integration: Integration, hook: Hook, original: Original, every: int) -
         if capturing or next(calls) % every:
             return original(*args, **kwargs)
         result, error = compare(original, bind(*args, **kwargs))
+        if error is None:
+            return result
         CHECKS.labels(integration.op).inc()
         # A NaN compares false with everything: it counts as exceeded.
         if not error <= integration.tolerance:

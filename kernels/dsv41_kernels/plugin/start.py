@@ -53,7 +53,7 @@ def decide(known: list[Integration], text: str, capability: tuple[int, int]) -> 
         if integration.op in asked:
             mode, reason = asked[integration.op], f"{VARIABLE}"
         op = registry.load(integration.op)
-        refusal = op.supports(capability, op.problem(integration.check))
+        refusal = integration.refuses(capability) or op.supports(capability, op.problem(integration.check))
         if refusal and mode is not Mode.OFF:
             raise PluginError(
                 f"{VARIABLE}: {integration.op} cannot be {mode.value} here: {refusal}; set {integration.op}=off"
@@ -110,26 +110,45 @@ def _replace(hook: Hook, original: Original) -> Callable[..., Any]:
 
 
 def gate(decided: list[tuple[Integration, Mode, str]], device: str) -> None:
-    """Run each active op's check on `device`. Raises PluginError with the first fault."""
+    """Run the check of each active op, and of those it runs, on `device`. Raises PluginError with the first fault."""
     for integration, mode, _ in decided:
-        if mode is not Mode.OFF:
-            op = registry.load(integration.op)
-            verdict = check.check(op, op.problem(integration.check), device, _SEED)
-            if not verdict.green:
+        for name, problem in (
+            {integration.op: integration.check, **integration.runs}.items() if mode is not Mode.OFF else ()
+        ):
+            if fault := _fault(name, problem, device):
                 raise PluginError(
-                    f"{op.name}: self-check failed on this GPU: {verdict.faults[0]}; set {VARIABLE}={op.name}=off"
+                    f"{name}: self-check failed on this GPU: {fault}; set {VARIABLE}={integration.op}=off"
                 )
+
+
+def _fault(name: str, problem: str, device: str) -> str | None:
+    """The first fault of an op's check in one line, None when it is green."""
+    op = registry.load(name)
+    try:
+        verdict = check.check(op, op.problem(problem), device, _SEED)
+    except Exception as error:  # noqa: BLE001  (a compiler's, a driver's, torch's: the engine would swallow any of them)
+        lines = str(error).strip().splitlines()
+        return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return None if verdict.green else verdict.faults[0]
 
 
 def describe(decided: list[tuple[Integration, Mode, str]]) -> list[str]:
     """The start-up table, one line per op: op, state, what it replaces, reason."""
     rows = [("op", "state", "replaces", "reason")]
-    rows += [(integration.op, mode.value, integration.stock, reason) for integration, mode, reason in decided]
-    rows += [
-        (name, "library", "", "not hooked into the engine")
-        for name in registry.names()
-        if name not in {integration.op for integration, _, _ in decided}
-    ]
+    own = {integration.op for integration, _, _ in decided}
+    for integration, mode, reason in decided:
+        used = [
+            other.op for other, other_mode, _ in decided if integration.op in other.runs and other_mode is not Mode.OFF
+        ]
+        rows.append(
+            (integration.op, mode.value, integration.stock, "; ".join([reason, *(f"{op} runs it too" for op in used)]))
+        )
+    for name in registry.names():
+        if name not in own:
+            runners = [(integration.op, mode) for integration, mode, _ in decided if name in integration.runs]
+            callers = registry.load(name).called_by
+            rows += [(name, mode.value, "", f"runs within {op}") for op, mode in runners]
+            rows += [(name, "library", "", f"called by {', '.join(callers)}")] if callers else []
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return ["dsv41_kernels " + "  ".join(f"{row[i]:{widths[i]}}" for i in range(3)) + f"  {row[3]}" for row in rows]
 
@@ -141,11 +160,13 @@ def start() -> None:
         raise PluginError(
             f"sglang {version} is installed, this release is for {ENGINE_VERSION}; install that one, or remove the plugin"
         )
+    text = os.environ.get(VARIABLE, "")
     if not torch.cuda.is_available():
-        if os.environ.get(VARIABLE):
+        if text:
+            parse(text, [integration.op for integration in integrations()])
             raise PluginError(f"{VARIABLE} is set but there is no NVIDIA GPU; unset it")
         return
-    decided = decide(integrations(), os.environ.get(VARIABLE, ""), torch.cuda.get_device_capability())
+    decided = decide(integrations(), text, torch.cuda.get_device_capability())
     install(decided)
     gate(decided, "cuda")
     for line in describe(decided):

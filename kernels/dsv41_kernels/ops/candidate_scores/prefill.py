@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dsv41_kernels.ops.candidate_scores import compare
 from dsv41_kernels.ops.candidate_scores.kernel import candidate_scores
 from dsv41_kernels.ops.candidates.kernel import BLOCK, candidates
 from dsv41_kernels.ops.index_scores.hooks import PREFILL_ROWS, SCORE_BUDGET, requests
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+_COMPARED = 8
+"""Share of the score budget that a comparison takes at a time: it holds scores, bounds and masks of them at once."""
 _COLUMNS = 128
 """Width of a table is a multiple of this: then its blocks of 8 are a multiple of 16."""
 
@@ -61,8 +64,8 @@ def known(inputs: Any) -> bool:
     return inputs.req_rows is not None and inputs.rows_per_request is not None and inputs.seq_lens_cpu is not None
 
 
-def _chunks(backend: Any, inputs: Any) -> Iterator[tuple[slice, dict[str, Any], int]]:
-    """Rows of one request at a time, few enough for the score budget, the operands that our scorers share, and what the newest row sees.
+def chunks(backend: Any, inputs: Any, share: int = 1) -> Iterator[tuple[slice, dict[str, Any], int]]:
+    """Rows of one request at a time, few enough for a `share`-th of the score budget, the operands that our scorers share, and what the newest row sees.
 
     A request's slots stand in for the token table, one per compressed position, so the operands' ratio is 1. No row reads the padding: it
     makes all strides multiples of 16, which would else be compiled for apart from others.
@@ -75,7 +78,7 @@ def _chunks(backend: Any, inputs: Any) -> Iterator[tuple[slice, dict[str, Any], 
     for rows, slots in requests(inputs):
         visible = len(slots)
         table = torch.nn.functional.pad(slots.to(torch.int32), (0, -visible % _COLUMNS))[None, :]
-        step = max(PREFILL_ROWS, SCORE_BUDGET // (4 * max(visible, BLOCK * backend.topk_blocks)))
+        step = max(PREFILL_ROWS, SCORE_BUDGET // (4 * share * max(visible, BLOCK * backend.topk_blocks)))
         for first in range(rows.start, rows.stop, step):
             part = slice(first, min(first + step, rows.stop))
             operands = {
@@ -90,15 +93,14 @@ def _chunks(backend: Any, inputs: Any) -> Iterator[tuple[slice, dict[str, Any], 
             yield part, operands, visible
 
 
+def _grouping(operands: dict[str, Any]) -> dict[str, Any]:
+    rows, device = len(operands["length"]), operands["query"].device
+    return {"group_rows": PREFILL_ROWS, "starts": split_rows([rows], PREFILL_ROWS, device)}
+
+
 def _select_from_all(operands: dict[str, Any], count: int, topk: int, into: dict[str, Any]) -> torch.Tensor:
     """Score all that the rows see, select into `into`; returns the `count` best blocks of each row."""
-    rows = len(operands["length"])
-    full = index_scores(
-        **operands,
-        max_length=operands["table"].shape[1],
-        group_rows=PREFILL_ROWS,
-        starts=split_rows([rows], PREFILL_ROWS, operands["query"].device),
-    )
+    full = index_scores(**operands, max_length=operands["table"].shape[1], **_grouping(operands))
     return candidates(
         full["scores"],
         full["maxima"],
@@ -118,7 +120,7 @@ def publish(backend: Any, inputs: Any, selection: Selection) -> torch.Tensor:
     rows, device = inputs.positions.shape[0], inputs.positions.device
     blocks = torch.full((rows, count), -1, dtype=torch.int32, device=device)
     selection.reset()
-    for part, operands, _ in _chunks(backend, inputs):
+    for part, operands, _ in chunks(backend, inputs):
         blocks[part] = _select_from_all(operands, count, topk, selection.rows(part, topk))
     return blocks
 
@@ -130,9 +132,31 @@ def consume(backend: Any, inputs: Any, blocks: torch.Tensor, selection: Selectio
     """
     topk = inputs.indexer.index_topk
     selection.reset()
-    for part, operands, visible in _chunks(backend, inputs):
+    for part, operands, visible in chunks(backend, inputs):
         into = selection.rows(part, topk)
         if visible <= BLOCK * backend.topk_blocks:
             _select_from_all(operands, 0, topk, into)
         else:
             candidate_scores(**operands, blocks=blocks[part], topk=topk, **into)
+
+
+def excess(
+    backend: Any, inputs: Any, ours: torch.Tensor, theirs: torch.Tensor, *, listed: torch.Tensor | None = None
+) -> float:
+    """`compare.excess` of two selections of positions [rows, at least topk], among `listed` blocks where given."""
+    worst = 0.0
+    for part, operands, _ in chunks(backend, inputs, _COMPARED):
+        scores, bound = compare.score_exactly(operands, **_grouping(operands))
+        scores = scores if listed is None else compare.restrict(scores, listed[part])
+        worst = max(worst, compare.excess(scores, bound, ours[part], theirs[part]))
+    return worst
+
+
+def excess_of_blocks(backend: Any, inputs: Any, ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """`compare.excess` of two block lists [rows, any]."""
+    worst = 0.0
+    for part, operands, _ in chunks(backend, inputs, _COMPARED):
+        scores, bound = compare.score_exactly(operands, **_grouping(operands))
+        maxima = compare.pin_newest(compare.over_blocks(scores), operands["length"])
+        worst = max(worst, compare.excess(maxima, compare.over_blocks(bound), ours[part], theirs[part]))
+    return worst

@@ -198,8 +198,8 @@ def compress(
         )
     if (score is None) != (ring is None) or (score is not None and score.stride() != kv.stride()):
         raise UnsupportedProblemError("ratio 2 needs a ring, and score with the strides of kv")
-    if LAYOUTS[layout] not in (V4, V41, V41_FP4):
-        raise UnsupportedProblemError(f"layout {layout} holds no compressed entry")
+    if LAYOUTS.get(layout) not in (V4, V41, V41_FP4):
+        raise UnsupportedProblemError(f"layout {layout} is not v4, v41 or v41_fp4")
     if table.shape[1] != ROPE_DIM or table.dtype != torch.float32:
         raise UnsupportedProblemError(f"table must be float32 [positions, 64], not {table.dtype} {tuple(table.shape)}")
     latent = torch.empty((rows, HEAD_DIM), dtype=torch.bfloat16, device=kv.device)

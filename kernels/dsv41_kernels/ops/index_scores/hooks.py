@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from dsv41_kernels.op import Capability
 
+_DEEP_GEMM = 10
+"""Major capability whose index pools the engine lays out for DeepGEMM (`layout.INDEX_SLOTS`)."""
 _SCORING = "srt.layers.attention.dsv4.v41_indexer.scoring"
 PREFILL_ROWS = 8
 """Consecutive rows of a prefill that read a key together."""
@@ -98,10 +100,8 @@ def run_prefill(original: Original, call: Call) -> Iterator[tuple[Any, Iterator[
     scoring = import_engine(f"sglang.{_SCORING}")
     ratio, indexer, positions = inputs.compress_ratio, inputs.indexer, inputs.positions
     inputs.reset_outputs()
-    query = indexer.queries(inputs.q_lora, inputs.freqs_cis[positions]).contiguous()
-    weight = indexer.head_weights(inputs.x).contiguous()
+    operands = _operands(call)
     lengths = ((positions + 1) // ratio).to(torch.int32)
-    keys = call.arguments["token_to_kv_pool"].get_index_k_with_scale_buffer(inputs.layer_id)
     for part, slots in requests(inputs):
         count = len(slots)
         tokens = torch.arange(part.start, part.stop, device=positions.device)
@@ -114,41 +114,82 @@ def run_prefill(original: Original, call: Call) -> Iterator[tuple[Any, Iterator[
             lens=lengths[part],
             slots=slots,
         )
-        yield request, _score_chunks(scoring.ChunkScores, request, query, weight, keys)
+        yield request, _score_chunks(scoring.ChunkScores, request, *operands)
+
+
+def _operands(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries and head weights of all rows of a prefill, and the layer's keys."""
+    inputs = call.arguments["inputs"]
+    query = inputs.indexer.queries(inputs.q_lora, inputs.freqs_cis[inputs.positions]).contiguous()
+    keys = call.arguments["token_to_kv_pool"].get_index_k_with_scale_buffer(inputs.layer_id)
+    return query, inputs.indexer.head_weights(inputs.x).contiguous(), keys
+
+
+def _score_rows(
+    slots: torch.Tensor,
+    length: torch.Tensor,
+    tokens: torch.Tensor,
+    query: torch.Tensor,
+    weight: torch.Tensor,
+    keys: torch.Tensor,
+) -> torch.Tensor:
+    """Scores of the rows `tokens` of one request, which see `length` of its `slots` each: float32 [rows, slots]."""
+    count = len(tokens)
+    return index_scores(
+        query[tokens],
+        weight[tokens],
+        torch.zeros(count, dtype=torch.int32, device=query.device),
+        slots.to(torch.int32)[None, :],
+        length.contiguous(),
+        keys,
+        ratio=1,  # the table holds cache slots already
+        max_length=len(slots),
+        group_rows=PREFILL_ROWS,
+        starts=split_rows([count], PREFILL_ROWS, query.device),
+    )["scores"]
 
 
 def _score_chunks(
     chunk_type: type, request: Any, query: torch.Tensor, weight: torch.Tensor, keys: torch.Tensor
 ) -> Iterator[Any]:
     """Chunks of one request's rows; -inf beyond each row's length, as the engine's consumers expect."""
-    table = request.slots.to(torch.int32)[None, :]
     rows = request.tok.shape[0]
     step = max(PREFILL_ROWS, SCORE_BUDGET // (4 * request.lc))
     for start in range(0, rows, step):
         part = slice(start, min(start + step, rows))
-        count = part.stop - part.start
         tokens, length = request.tok[part], request.lens[part]
-        scores = index_scores(
-            query[tokens],
-            weight[tokens],
-            torch.zeros(count, dtype=torch.int32, device=query.device),
-            table,
-            length.contiguous(),
-            keys,
-            ratio=1,  # the table holds cache slots already
-            max_length=request.lc,
-            group_rows=PREFILL_ROWS,
-            starts=split_rows([count], PREFILL_ROWS, query.device),
-        )["scores"]
+        scores = _score_rows(request.slots, length, tokens, query, weight, keys)
         scores.masked_fill_(request.columns[None, :] >= length[:, None], -torch.inf)
         yield chunk_type(rows=part, tok=tokens, lens=length, scores=scores)
+
+
+def compare_prefill(original: Original, call: Call) -> tuple[Iterator[tuple[Any, Iterator[Any]]], float | None]:
+    """The engine's requests, with ours beside the first chunk of the first: all chunks at once would fill the memory."""
+    inputs = call.arguments["inputs"]
+    theirs = original(*call.args, **call.kwargs)
+    first = next(theirs, None) if inputs.req_rows is not None else None
+    if first is None:
+        return theirs, None
+    request, chunks = first
+    chunk = next(chunks)
+    ours = _score_rows(request.slots, chunk.lens.to(torch.int32), chunk.tok, *_operands(call))
+    seen = torch.isfinite(chunk.scores) & (request.columns[None, :] < chunk.lens[:, None])
+    error = relative_error(ours[seen], chunk.scores[seen])
+    return itertools.chain([(request, itertools.chain([chunk], chunks))], theirs), error
+
+
+def refuse_wide_pages(capability: Capability) -> str | None:
+    """Why the index pools of a GPU of this capability are not served: with DeepGEMM's paged logits they hold 128 keys a page."""
+    if capability[0] == _DEEP_GEMM:
+        return "the engine's index pages hold 128 keys on this GPU, the kernel reads pages of 64"
+    return None
 
 
 def _default(capability: Capability) -> Default:
     if capability == (9, 0):
         return Default(
             Mode.OFF,
-            "H200: decode 1.4x at 4K, 7x at 128K, 13x at 1M, verify 9x to 25x, prefill 10x (RESULTS.md); not yet run in the engine",
+            "H200: decode 1.4x at 4K, 7x at 128K, 13x at 1M, verify 9x to 25x, prefill 10x (RESULTS.md); in the engine tokens not yet shown equal",
         )
     return Default(Mode.OFF, "the engine scores with DeepGEMM, or this GPU is not measured (RESULTS.md)")
 
@@ -163,9 +204,10 @@ INTEGRATION = Integration(
     hooks=(
         Hook(f"{_SCORING}.decode_scores", _DECODE, run_decode_scores, gate=True),
         Hook(f"{_INDEXER}.fp4_index_logits_paged", _PAGED, run_paged, compare_paged),
-        Hook(f"{_SCORING}.prefill_requests", ("inputs", "token_to_kv_pool"), run_prefill),
+        Hook(f"{_SCORING}.prefill_requests", ("inputs", "token_to_kv_pool"), run_prefill, compare_prefill),
     ),
     default=_default,
     check="verify of 6 across a page, ratio 2",
     tolerance=2e-2,
+    refuses=refuse_wide_pages,
 )

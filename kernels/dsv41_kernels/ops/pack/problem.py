@@ -85,6 +85,7 @@ OP = Op(
     cost=cost,
     supports=supports,
     replaces=("srt.disaggregation.nixl.conn.NixlKVManager.send_kvcache",),
+    called_by=("dsv41_serving.sglang_plugin.handoff.pools.GpuCopier",),
     stocks=stock.PACK,
     compile_cases=compile_cases(scatter=False),
 )

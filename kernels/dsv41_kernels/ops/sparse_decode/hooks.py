@@ -7,6 +7,7 @@ The inverse rotation stays where the engine has it, behind attention.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,11 +22,18 @@ from dsv41_kernels.plugin.modes import Mode
 if TYPE_CHECKING:
     from dsv41_kernels.op import Capability
 
+_LAYOUT = "SGLANG_DSV4_KV_LAYOUT"
+_FLASHMLA_V41 = 10
+"""Major capability on which the engine stores V4.1 layouts unless told otherwise."""
+_OWN_DECODER = 12
+"""Major capability on which the engine's attention does not go through FlashMLA's call."""
+
 
 def _pages(view: torch.Tensor) -> tuple[torch.Tensor, str, int]:
     """A pool's bytes, layout name and slots per page, from the view [pages, slots, 1, entry bytes] handed to attention.
 
-    Raises UnsupportedProblemError for any layout but V4: the engine's V4.1 pools interleave data and scales.
+    Raises UnsupportedProblemError for any layout but V4, which the engine takes on sm_90. On sm_100 it takes V4.1's, block-split as in
+    `layout`, or interleaved with `SGLANG_DSV4_KV_LAYOUT=v41_new`; neither has run through this hook, so `refuse` stops the start there.
     """
     slots, entry_bytes = view.shape[1], view.shape[3]
     if entry_bytes != layout.V4.entry_bytes or view.stride(0) != layout.V4.page_bytes(slots):
@@ -109,6 +117,15 @@ def compare(original: Original, call: Call) -> tuple[Any, float]:
     return result, errors[-1]
 
 
+def refuse(capability: Capability) -> str | None:
+    """Why the engine on such a GPU never comes here with pools that are served (`select_dsv4_kv_layout`, `_forward_attention`)."""
+    if capability[0] == _FLASHMLA_V41 and os.environ.get(_LAYOUT, "auto").lower() != layout.V4.name:
+        return f"the engine's pools have a V4.1 layout on this GPU, the hook reads V4 (which {_LAYOUT}=v4 would give)"
+    if capability[0] == _OWN_DECODER:
+        return "the engine decodes by a kernel of its own on this GPU, not by the call that is hooked"
+    return None
+
+
 def _default(capability: Capability) -> Default:
     if capability == (9, 0):
         return Default(
@@ -144,4 +161,5 @@ INTEGRATION = Integration(
     default=_default,
     check="v4",
     tolerance=1e-2,
+    refuses=refuse,
 )

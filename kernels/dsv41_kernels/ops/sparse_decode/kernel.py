@@ -302,7 +302,7 @@ def sparse_decode(
         raise UnsupportedProblemError(
             f"{rows} rows exceed {MAX_ROWS}: decode and verify only, prefill has its own kernel"
         )
-    if (LAYOUTS[window_layout], LAYOUTS[selected_layout]) not in LAYOUT_PAIRS:
+    if (LAYOUTS.get(window_layout), LAYOUTS.get(selected_layout)) not in LAYOUT_PAIRS:
         raise UnsupportedProblemError(
             f"window {window_layout} with selection {selected_layout}; served are v4+v4, v41+v41 and v41+v41_fp4"
         )
