@@ -422,6 +422,7 @@ def test_the_error_of_a_selection_is_in_units_of_rounding(ours: list[int], their
     assert found == error
 
 
+@pytest.mark.usefixtures("scoring")
 def test_exact_scores_bound_the_engines():
     """No score of the engine's lies further from ours than the bound, and the bound is not void: some come to a tenth of it."""
     inputs = scene.make_scene([[1290, 1289, 700]], ratio=1, heads=32, max_length=1300, device=CPU, seed=7)
