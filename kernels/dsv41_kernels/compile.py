@@ -1,8 +1,8 @@
 """Offline compilation of every op for every architecture: does it compile, and does it fit?
 
 `python -m dsv41_kernels.compile [OP ...]` compiles the production specialisations with Triton's own compiler for sm_90, sm_100,
-sm_103 and sm_120 (no GPU needed) and holds each against the architecture's shared memory and the case's register and stack
-limits. It proves that a kernel compiles and fits, not that it runs.
+sm_103 and sm_120 (no GPU needed) and holds each against the architecture's shared memory, the programs that its launch counts on having on a
+multiprocessor at once, and the stack it may use. It proves that a kernel compiles and fits, not that it runs.
 """
 
 from __future__ import annotations
@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 
 SHARED_LIMIT = {90: 227 * 1024, 100: 227 * 1024, 103: 227 * 1024, 120: 99 * 1024}
 """Shared memory that one block may use, bytes, by architecture (CUDA programming guide, technical specifications)."""
+SHARED_OF_MULTIPROCESSOR = {90: 228 * 1024, 100: 228 * 1024, 103: 228 * 1024, 120: 100 * 1024}
+"""Shared memory of a multiprocessor, bytes; each resident block takes `SHARED_RESERVED` of it besides its own (ibid.)."""
+SHARED_RESERVED = 1024
+WARPS_OF_MULTIPROCESSOR = {90: 64, 100: 64, 103: 64, 120: 48}
+REGISTERS_OF_MULTIPROCESSOR = 65_536
+REGISTER_UNIT = 256
+"""A warp gets registers in units of this many (ibid.)."""
+_WARP = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,19 +47,32 @@ class Compiled:
     shared_bytes: int
     registers: int
     stack_bytes: int
+    warps: int
+
+    @property
+    def programs(self) -> int:
+        """Programs that a multiprocessor holds at once, by registers, shared memory and warps."""
+        registers = self.warps * -(-self.registers * _WARP // REGISTER_UNIT) * REGISTER_UNIT
+        return min(
+            REGISTERS_OF_MULTIPROCESSOR // registers,
+            SHARED_OF_MULTIPROCESSOR[self.target] // (self.shared_bytes + SHARED_RESERVED),
+            WARPS_OF_MULTIPROCESSOR[self.target] // self.warps,
+        )
 
     def excesses(self, case: CompileCase) -> list[str]:
         """What exceeds the limits of the architecture or the case, one line each."""
         limits = (
             ("shared memory", self.shared_bytes, SHARED_LIMIT[self.target]),
-            ("registers", self.registers, case.max_registers),
-            ("stack", self.stack_bytes, case.max_spill_bytes),
+            ("stack", self.stack_bytes, case.stack.get(self.target, 0)),
         )
-        return [
-            f"{self.case} on sm_{self.target}: {what} {value} exceeds {limit}"
-            for what, value, limit in limits
-            if value > limit
-        ]
+        where = f"{self.case} on sm_{self.target}"
+        found = [f"{where}: {what} {value} exceeds {limit}" for what, value, limit in limits if value > limit]
+        if self.programs < (wanted := case.fewer.get(self.target, case.programs)):
+            found.append(
+                f"{where}: {self.registers} registers and {self.shared_bytes} B of shared memory leave a multiprocessor "
+                f"{self.programs} programs, the launch counts on {wanted}"
+            )
+        return found
 
 
 def compile_case(case: CompileCase, target: int) -> Compiled:
@@ -67,7 +88,7 @@ def compile_case(case: CompileCase, target: int) -> Compiled:
     )
     binary = triton.compile(source, target=GPUTarget("cuda", target, 32), options=dict(case.options))
     registers, stack = _resources(binary.asm["cubin"])
-    return Compiled(case.name, target, binary.metadata.shared, registers, stack)
+    return Compiled(case.name, target, binary.metadata.shared, registers, stack, binary.metadata.num_warps)
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
@@ -90,7 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--target", type=int, action="append", choices=sorted(SHARED_LIMIT), help="default: all")
     options = parser.parse_args(arguments)
     excesses: list[str] = []
-    say(f"{'case':48} {'target':>7} {'shared B':>9} {'limit B':>8} {'registers':>9} {'stack B':>8}")
+    say(f"{'case':48} {'target':>7} {'shared B':>9} {'limit B':>8} {'registers':>9} {'stack B':>8} {'programs':>8}")
     for op in [registry.load(name) for name in options.ops or registry.names()]:
         for case in op.compile_cases:
             for target in case.targets:
@@ -100,7 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
                 excesses += compiled.excesses(case)
                 say(
                     f"{op.name + '/' + case.name:48} {'sm_' + str(target):>7} {compiled.shared_bytes:>9}"
-                    f" {SHARED_LIMIT[target]:>8} {compiled.registers:>9} {compiled.stack_bytes:>8}"
+                    f" {SHARED_LIMIT[target]:>8} {compiled.registers:>9} {compiled.stack_bytes:>8} {compiled.programs:>8}"
                 )
     complain("\n".join(excesses) or "all within limits")
     return 1 if excesses else 0

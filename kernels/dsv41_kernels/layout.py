@@ -20,6 +20,9 @@ Slot `i` of the cache is slot `i % slots` of page `i // slots`. With P = slots p
     data   = (i // P) * page_bytes              + (i % P) * data_bytes
     scales = (i // P) * page_bytes + P * data_bytes + (i % P) * scale_bytes
 
+Not served: the engine's `v41_new` and `v41_fp4_new`, which it takes on sm_100 alone when asked to, where each entry's scales follow its data
+and pages have no padding; and `uniform_fp8`, TRT-LLM's. The launchers refuse them by name.
+
 Bytes and page rounding are SGLang 0.5.23's (kernels/ops/attention/dsv4/kv_layout.py); the quantisation formulas name
 their source in `codec`.
 """

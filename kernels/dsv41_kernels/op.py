@@ -83,6 +83,12 @@ class Stock:
     capturable: bool = True
 
 
+ALL = (90, 100, 103, 120)
+"""Architectures that are compiled for."""
+SOME = (90, 100, 120)
+"""The same where a case differs little from another: sm_103 compiles as sm_100 does."""
+
+
 @dataclasses.dataclass(frozen=True)
 class CompileCase:
     """One specialisation to compile offline: a jitted function with the types and constants of a production launch.
@@ -90,6 +96,10 @@ class CompileCase:
     `signature` maps argument names to Triton types ("*u8", "i32", "constexpr"); `constants` the constexprs. `targets` are
     compute capabilities as integers; `options` are num_warps and num_stages. `divisible` names the arguments whose value is a
     multiple of 16, which Triton finds out by itself at run time.
+
+    `programs` is how many programs the launch counts on having on a multiprocessor at once, which limits registers and shared memory;
+    `fewer` names the architectures where less has to do, as this kernel was tuned on sm_90. `stack` allows bytes of spills on an
+    architecture, none where it is silent.
     """
 
     name: str
@@ -97,10 +107,11 @@ class CompileCase:
     signature: Mapping[str, str]
     constants: Mapping[str, Any]
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    targets: tuple[int, ...] = (90, 100, 103, 120)
+    targets: tuple[int, ...] = ALL
     divisible: tuple[str, ...] = ()
-    max_registers: int = 255
-    max_spill_bytes: int = 0
+    programs: int = 1
+    fewer: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    stack: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

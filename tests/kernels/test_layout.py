@@ -17,9 +17,36 @@ ENTRY_LAYOUTS = [layout.V4, layout.V41, layout.V41_FP4]
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_bytes_of_entries_and_pages(entry: layout.EntryLayout, entry_bytes: int, pages: dict[int, int]):
-    """Entry bytes and padded page bytes equal the engine's."""
+    """Entry bytes, and page bytes with their padding."""
     assert entry.entry_bytes == entry_bytes
     assert {slots: entry.page_bytes(slots) for slots in pages} == pages
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("entry", ENTRY_LAYOUTS, ids=lambda entry: entry.name)
+def test_entries_and_pages_are_the_engines(entry: layout.EntryLayout):
+    """Sizes, groups, padding and where slot `i` lies, from SGLang's own `KVLayout`; its interleaved layouts are others."""
+    engine = pytest.importorskip("sglang.kernels.ops.attention.dsv4.kv_layout", reason="the engine is not installed")
+    theirs = engine.KVLayout(entry.name)
+    assert not theirs.is_interleaved
+    assert (entry.data_bytes, entry.scale_bytes, entry.group, entry.page_align) == (
+        theirs.data_bytes,
+        theirs.scale_bytes,
+        theirs.tile_size,
+        theirs.page_align,
+    )
+    index = torch.arange(600)
+    for slots in (64, 128, 256):
+        assert entry.page_bytes(slots) == theirs.page_bytes(slots)
+        stride, base, scale_stride = theirs.row_addressing(slots)
+        page = index // slots * theirs.page_bytes(slots)
+        assert torch.equal(entry.data_offset(index, slots), page + index % slots * stride)
+        assert torch.equal(entry.scale_offset(index, slots), page + base + index % slots * scale_stride)
+    served = {each.name for each in ENTRY_LAYOUTS}
+    assert {each.value for each in engine.KVLayout} - served == {"uniform_fp8", "v41_new", "v41_fp4_new"}
+    for name in ("v41_new", "v41_fp4_new"):
+        assert engine.KVLayout(name).is_interleaved
+        assert f"`{name}`" in layout.__doc__
 
 
 def test_bytes_per_token():

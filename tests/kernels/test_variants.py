@@ -14,7 +14,7 @@ VARIANTS = {
     "compress_kernel": 4,  # two ratios, warps for few rows and for many
     "candidate_scores_kernel": 1,
     "select_positions_kernel": 1,
-    "select_blocks_kernel": 1,  # of one context length: its parts are as many as the context makes
+    "select_blocks_kernel": 8,  # publishing or not: three sizes of a part, and parts to merge
 }
 
 

@@ -26,6 +26,8 @@ BACKEND = make_backend(GPUTarget("cuda", 90, 32))
 VARIANTS: dict[str, set[str]] = {}
 LENGTHS = (1, 2, 15, 16, 17, 37, 64, 100, 127, 128, 129, 300, 512, 700, 1000, 1024, 1531, 4095, 4096)
 """Rows of a chunk."""
+BLOCKS = (16, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+"""Block maxima of a row, those of contexts from 128 to 1M positions."""
 BEFORE = (0, 1, 63, 64, 4096, 20011)
 """Positions of the same prompt before it."""
 
@@ -98,7 +100,9 @@ def compress_chunk(rows: int, first: int, requests: int, ratio: int) -> None:
 
 def select_listed(rows: int, first: int) -> None:
     length = chunk_of(torch.empty(first + rows, dtype=torch.int32), first, rows)
-    select_blocks(torch.empty(rows, 4096), length, count=2048, pin_newest=True)
+    for blocks in BLOCKS:
+        select_blocks(torch.empty(rows, blocks), length, count=2048, pin_newest=True)
+        select_blocks(torch.empty(rows, blocks), length, count=512, pin_newest=False)
     candidate_scores(
         torch.empty(rows, 32, layout.INDEX_DIM, dtype=torch.bfloat16),
         torch.empty(rows, 32, dtype=torch.bfloat16),
@@ -119,7 +123,7 @@ def main() -> None:
         for at, before in enumerate(BEFORE):
             score_prefill(rows, before, at)
         for first in range(3):
-            select_listed(min(rows, 512), first)
+            select_listed(min(rows, 16), first)
             for ratio in (1, 2):
                 store_keys(rows, first, ratio)
                 for requests in (1, 2, 16):

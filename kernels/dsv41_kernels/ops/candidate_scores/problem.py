@@ -141,6 +141,8 @@ _CASE = CompileCase(
     {"BLOCKS": COUNT, "HEADS": scene.HEADS, "RATIO": 1, "T": kernel.CONFIG.tile},
     {"num_warps": kernel.CONFIG.warps, "num_stages": kernel.CONFIG.stages},
     divisible=("table_stride",),
+    programs=kernel.CONFIG.programs,
+    fewer={120: 3},
 )
 
 OP = Op(

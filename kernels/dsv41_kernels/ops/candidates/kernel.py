@@ -17,6 +17,8 @@ BLOCK = 8
 """Positions of a candidate block (fixed by the model: candidate_block_size)."""
 _CHUNK = 16384
 """Scores that one program holds in registers."""
+_LEAST_CHUNK = 4096
+"""Shorter rows are padded to this: a search of few scores is launch and latency, and every length of its own would be compiled for."""
 _MAX_CHUNKS = 8
 """Chunks of block maxima of one row: 8 * 16384 blocks are 1,048,576 positions."""
 _MAX_ROWS = 65536
@@ -28,7 +30,8 @@ _COUNTS = (128, 256, 512, 1024, 2048)
 _TOPKS = (16, 32, 64, *_COUNTS)
 
 
-@triton.jit(do_not_specialize_on_alignment=["p_length"])  # slices of a batch begin anywhere
+# Slices of a batch begin anywhere, and how many parts a row has follows from the context: neither may make a variant.
+@triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=["p_length"])
 def select_blocks_kernel(
     p_maximum,
     p_length,
@@ -37,9 +40,10 @@ def select_blocks_kernel(
     p_ticket,
     p_block,
     maximum_stride,
+    parts,  # chunks of a row
     K: tl.constexpr,
     CHUNK: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    CHUNKS: tl.constexpr,  # at most so many
     PIN: tl.constexpr,
 ):
     """Programs (chunk, row): the K best blocks of a chunk; the row's last program selects among those of all chunks.
@@ -68,7 +72,7 @@ def select_blocks_kernel(
             if PIN:
                 tl.store(p_kept + SELECTED, blocks - 1)
         else:
-            o_list = row * CHUNKS * K + chunk * K
+            o_list = (row * parts + chunk) * K
             count = tl.where(chunk == chunks - 1, last, SELECTED)
             tl.store(p_part + o_list + rank, block, mask=rank >= 0)
             best = tl.load(p_row + block, mask=rank >= 0)  # again: kept during the search it would spill
@@ -77,7 +81,7 @@ def select_blocks_kernel(
             tl.debug_barrier()
             if tl.atomic_add(p_ticket + row, 1, sem="acq_rel") == chunks - 1:
                 tl.store(p_ticket + row, 0)
-                p_best = p_part_maximum + row * CHUNKS * K
+                p_best = p_part_maximum + row * parts * K
                 o_part = select.places(CHUNKS * K // select.COLUMNS)
                 m_part = o_part < chunks * K
                 best_of = tl.load(p_best + o_part, mask=m_part, other=float("nan"), cache_modifier=".cg")
@@ -87,7 +91,7 @@ def select_blocks_kernel(
                 tl.debug_barrier()
                 column = tl.load(p_kept + o_kept, mask=o_kept < SELECTED, other=0)
                 tl.debug_barrier()
-                kept = tl.load(p_part + row * CHUNKS * K + column, cache_modifier=".cg")
+                kept = tl.load(p_part + row * parts * K + column, cache_modifier=".cg")
                 tl.store(p_kept + o_kept, kept, mask=o_kept < SELECTED)
                 if PIN:
                     tl.store(p_kept + SELECTED, blocks - 1)
@@ -178,8 +182,8 @@ def select_blocks(maxima: torch.Tensor, length: torch.Tensor, *, count: int, pin
     Of equal maxima the lower block is kept.
     """
     rows, width = maxima.shape
-    chunk = min(_CHUNK, triton.next_power_of_2(max(width, count, 128)))
-    chunks = triton.next_power_of_2(triton.cdiv(max(width, 1), chunk))
+    chunk = min(_CHUNK, max(_LEAST_CHUNK, triton.next_power_of_2(max(width, count))))
+    chunks = triton.cdiv(max(width, 1), chunk)
     _refuse(
         "select_blocks",
         (count not in _COUNTS, f"count {count} is not one of {_COUNTS}"),
@@ -200,9 +204,10 @@ def select_blocks(maxima: torch.Tensor, length: torch.Tensor, *, count: int, pin
             _tickets(maxima.device),
             kept,
             maxima.stride(0),
+            chunks,
             K=count,
             CHUNK=chunk,
-            CHUNKS=chunks,
+            CHUNKS=1 if chunks == 1 else _MAX_CHUNKS,
             PIN=pin_newest,
             num_warps=BLOCK_WARPS if chunks == 1 else MERGE_WARPS,
         )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dsv41_kernels.op import EXACT, Capability, CompileCase, Cost, Inputs, Op, Problem, Stock
+from dsv41_kernels.op import ALL, EXACT, SOME, Capability, CompileCase, Cost, Inputs, Op, Problem, Stock
 from dsv41_kernels.ops.candidates import kernel, reference, stock
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ def _compile_cases() -> tuple[CompileCase, ...]:
         "p_ticket": "*i32",
         "p_block": "*i32",
         "maximum_stride": "i32",
+        "parts": "i32",
     }
     positions = {
         "p_score": "*fp32",
@@ -133,30 +134,42 @@ def _compile_cases() -> tuple[CompileCase, ...]:
         "position_stride": "i32",
     }
     strides = ("score_stride", "maximum_stride", "table_stride", "slot_stride", "position_stride")
-    cases = [
-        CompileCase(
-            f"blocks of {chunks} chunks",
-            kernel.select_blocks_kernel,
-            blocks,
-            {"K": COUNT, "CHUNK": 16384, "CHUNKS": chunks, "PIN": True},
-            {"num_warps": warps},
-            divisible=("maximum_stride",),
-            max_spill_bytes=spill,
-        )
-        # The merge holds two tiles' worth of addresses once; the searches themselves do not spill.
-        for chunks, warps, spill in ((1, kernel.BLOCK_WARPS, 64), (8, kernel.MERGE_WARPS, 512))
-    ]
-    cases.append(
-        CompileCase(
-            "positions",
-            kernel.select_positions_kernel,
-            positions,
-            {"BLOCKS": COUNT, "TOPK": TOPK, "RATIO": 1, "COMPACT": False},
-            {"num_warps": kernel.POSITION_WARPS},
-            divisible=strides,
-        )
+    # The merge holds two tiles' worth of addresses once; the searches themselves do not spill on sm_90.
+    merging = {90: 256, 100: 512, 103: 512, 120: 512}
+    searching = {100: 64, 103: 64, 120: 64}
+    return (
+        *(
+            CompileCase(
+                f"{count} blocks of {chunks} chunks",
+                kernel.select_blocks_kernel,
+                blocks,
+                {"K": count, "CHUNK": 16384, "CHUNKS": chunks, "PIN": count == COUNT},
+                {"num_warps": warps},
+                targets=targets,
+                divisible=("maximum_stride",),
+                stack=stack,
+            )
+            for count, targets in ((COUNT, ALL), (TOPK, SOME))
+            for chunks, warps, stack in ((1, kernel.BLOCK_WARPS, searching), (8, kernel.MERGE_WARPS, merging))
+        ),
+        *(
+            CompileCase(
+                name,
+                kernel.select_positions_kernel,
+                positions,
+                {"BLOCKS": count, "TOPK": TOPK, "RATIO": 1, "COMPACT": compact},
+                {"num_warps": kernel.POSITION_WARPS},
+                targets=targets,
+                divisible=strides,
+                programs=3,  # rows of a prefill share a multiprocessor
+            )
+            for name, count, compact, targets in (
+                ("positions", COUNT, False, ALL),
+                ("positions of a compact list", COUNT, True, SOME),
+                ("positions of as many blocks", TOPK, False, SOME),
+            )
+        ),
     )
-    return tuple(cases)
 
 
 OP = Op(

@@ -146,6 +146,11 @@ def compress_kernel(
     device.store_entry(p_cache, location // RATIO, x, LAYOUT, SLOTS, PAGE_BYTES)
 
 
+def warps(rows: int) -> int:
+    """Warps of a program in a launch of so many rows."""
+    return 4 if rows < MANY_ROWS else 2
+
+
 def compress(
     *,
     kv: torch.Tensor,
@@ -231,7 +236,7 @@ def compress(
         LAYOUT=device.TAGS[layout],
         SLOTS=slots,
         PAGE_BYTES=LAYOUTS[layout].page_bytes(slots),
-        num_warps=4 if rows < MANY_ROWS else 2,
+        num_warps=warps(rows),
         # The rotation's products are rounded one by one in the engine; a fused multiply-add would flip bfloat16 ties.
         enable_fp_fusion=False,
     )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dsv41_kernels import check, device, layout, rotary
-from dsv41_kernels.op import EXACT, Capability, CompileCase, Cost, Inputs, Op, Outputs, Problem, Tolerance
+from dsv41_kernels.op import ALL, EXACT, SOME, Capability, CompileCase, Cost, Inputs, Op, Outputs, Problem, Tolerance
 from dsv41_kernels.ops.compress import kernel, reference, stock
 
 FORMULA = """
@@ -126,7 +126,7 @@ def supports(capability: Capability, problem: Problem) -> str | None:
     return None
 
 
-def _compile_case(name: str, ratio: int, entry: layout.EntryLayout, *, extend: bool) -> CompileCase:
+def _compile_case(name: str, ratio: int, entry: layout.EntryLayout, *, extend: bool, rows: int = 1) -> CompileCase:
     kind = "*bf16" if ratio == 1 else "*fp32"
     signature = {
         **dict.fromkeys(("p_kv", "p_score", "p_ring"), kind),
@@ -149,9 +149,17 @@ def _compile_case(name: str, ratio: int, entry: layout.EntryLayout, *, extend: b
         "SLOTS": slots,
         "PAGE_BYTES": entry.page_bytes(slots),
     }
-    options = {"num_warps": 4, "enable_fp_fusion": False}
+    options = {"num_warps": kernel.warps(rows), "enable_fp_fusion": False}
+    # Rows in flight hide the latency of a row, which is one chain.
     return CompileCase(
-        name, kernel.compress_kernel, signature, constants, options, divisible=("kv_stride",), max_registers=128
+        name,
+        kernel.compress_kernel,
+        signature,
+        constants,
+        options,
+        targets=ALL if rows == 1 else SOME,
+        divisible=("kv_stride",),
+        programs=8,
     )
 
 
@@ -200,5 +208,7 @@ OP = Op(
         _compile_case("c2-v4", 2, layout.V4, extend=False),
         _compile_case("c2-fp4", 2, layout.V41_FP4, extend=False),
         _compile_case("c2-extend-v4", 2, layout.V4, extend=True),
+        _compile_case("c1-v4-many-rows", 1, layout.V4, extend=False, rows=kernel.MANY_ROWS),
+        _compile_case("c2-extend-v4-many-rows", 2, layout.V4, extend=True, rows=kernel.MANY_ROWS),
     ),
 )

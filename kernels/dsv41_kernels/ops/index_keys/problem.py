@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dsv41_kernels import check, layout, rotary
-from dsv41_kernels.op import Capability, CompileCase, Cost, Inputs, Op, Outputs, Problem, Tolerance
+from dsv41_kernels.op import ALL, SOME, Capability, CompileCase, Cost, Inputs, Op, Outputs, Problem, Tolerance
 from dsv41_kernels.ops.index_keys import kernel, reference, stock
 
 FORMULA = """
@@ -76,7 +76,7 @@ def supports(capability: Capability, problem: Problem) -> str | None:
     return None
 
 
-def _compile_case(name: str, rows: int, depth: int) -> CompileCase:
+def _compile_case(name: str, rows: int, depth: int, *, project: bool = True) -> CompileCase:
     signature = {
         **dict.fromkeys(("p_latent", "p_weight", "p_norm"), "*bf16"),
         **dict.fromkeys(("p_positions", "p_location"), "*i64"),
@@ -85,9 +85,10 @@ def _compile_case(name: str, rows: int, depth: int) -> CompileCase:
         "rows": "i32",
         "eps": "fp32",
     }
-    constants = {"RATIO": 2, "SLOTS": layout.INDEX_SLOTS, "PROJECT": True, "R": rows, "K": depth}
+    constants = {"RATIO": 2, "SLOTS": layout.INDEX_SLOTS, "PROJECT": project, "R": rows, "K": depth}
     options = {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": False}
-    return CompileCase(name, kernel.index_keys_kernel, signature, constants, options)
+    targets = ALL if project else SOME
+    return CompileCase(name, kernel.index_keys_kernel, signature, constants, options, targets=targets)
 
 
 OP = Op(
@@ -116,5 +117,10 @@ OP = Op(
     supports=supports,
     replaces=("kernels.ops.attention.dsv4.fp4_indexer_rope.index_k_norm_rope_pack_store",),
     stocks=stock.STOCKS,
-    compile_cases=(_compile_case("few-rows", 16, 256), _compile_case("many-rows", 64, 128)),
+    compile_cases=(
+        _compile_case("few-rows", 16, 256),
+        _compile_case("many-rows", 64, 128),
+        _compile_case("few-rows-projected", 16, 256, project=False),
+        _compile_case("many-rows-projected", 64, 128, project=False),
+    ),
 )

@@ -8,11 +8,11 @@ import torch
 
 from dsv41_kernels import layout
 from dsv41_kernels.check import relative_error
-from dsv41_kernels.op import Capability, CompileCase, Cost, Inputs, Op, Outputs, Problem, Stock, Tolerance
+from dsv41_kernels.op import ALL, SOME, Capability, CompileCase, Cost, Inputs, Op, Outputs, Problem, Stock, Tolerance
 from dsv41_kernels.ops.index_scores import kernel, reference, scene, stock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _LEAST_HEADS = 8
 _TOLERANCE = 1e-6
@@ -154,7 +154,15 @@ _SIGNATURE = {
 
 
 def _compile_case(
-    name: str, group_rows: int, groups: int, *, ragged: bool, ratio: int = 1, max_spill_bytes: int = 0
+    name: str,
+    group_rows: int,
+    groups: int,
+    *,
+    ragged: bool = False,
+    ratio: int = 1,
+    targets: tuple[int, ...] = ALL,
+    on_sm_120: int | None = None,
+    stack: Mapping[int, int] | None = None,
 ) -> CompileCase:
     config = kernel.CONFIGS[group_rows]
     return CompileCase(
@@ -174,7 +182,10 @@ def _compile_case(
         },
         {"num_warps": config.warps, "num_stages": config.stages},
         divisible=("table_stride", "score_stride", "maximum_stride"),
-        max_spill_bytes=max_spill_bytes,
+        targets=targets,
+        programs=config.programs,
+        fewer={} if on_sm_120 is None else {120: on_sm_120},
+        stack=stack or {},
     )
 
 
@@ -200,11 +211,25 @@ OP = Op(
         Stock("prefill_requests (torch)", stock.prepare_requests, capturable=False),
     ),
     compile_cases=(
-        _compile_case("decode 1", 1, 1, ragged=False),
-        _compile_case("decode 64", 1, 64, ragged=False, ratio=2),
-        # Tuned for sm_90, where neither spills; other architectures keep some group state on the stack, outside the loop.
-        _compile_case("verify 8 x 6", 6, 8, ragged=False, max_spill_bytes=64),
-        _compile_case("prefill", 8, kernel.RAGGED_GROUPS[-1], ragged=True, max_spill_bytes=256),
+        _compile_case("decode 1", 1, 1),
+        _compile_case("decode 64", 1, 64, ratio=2),
+        # Tuned for sm_90, where nothing spills; other architectures keep some group state on the stack, outside the loop, and sm_120 has
+        # less than half the shared memory.
+        _compile_case("verify 8 x 2", 2, 8, targets=SOME, on_sm_120=2),
+        _compile_case("verify 8 x 4", 4, 8, targets=SOME),
+        _compile_case("verify 8 x 6", 6, 8, on_sm_120=1, stack={100: 64, 103: 64}),
+        *(
+            _compile_case(
+                f"prefill of {groups} groups",
+                8,
+                groups,
+                ragged=True,
+                targets=targets,
+                on_sm_120=1,
+                stack={100: 256, 103: 256, 120: 64},
+            )
+            for groups, targets in zip(kernel.RAGGED_GROUPS, (SOME, ALL), strict=True)
+        ),
     ),
     compare=compare,
 )

@@ -54,7 +54,7 @@ def compile_cases(*, scatter: bool) -> tuple[CompileCase, ...]:
     """The one specialisation of a direction."""
     signature = {"p_table": "*i64", "p_indices": "*i32", "p_block": "*i64", "pools": "i32", "items": "i32"}
     constants = {"SCATTER": scatter, "TILE": kernel.TILE_WORDS}
-    return (CompileCase("pages", kernel.copy_items_kernel, signature, constants, {"num_warps": 4}),)
+    return (CompileCase("pages", kernel.copy_items_kernel, signature, constants, {"num_warps": 4}, programs=8),)
 
 
 def problems(small: Sequence[int] = (64, 16, 9_216)) -> tuple[Problem, ...]:

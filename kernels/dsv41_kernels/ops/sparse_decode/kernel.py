@@ -32,6 +32,8 @@ from dsv41_kernels.op import Outputs, UnsupportedProblemError
 MAX_ROWS = 65_535
 HEAD_BLOCK = 16
 """Query heads per program: one tensor-core tile. More would not fit: 16 heads of 512 channels take 128 registers a thread."""
+WIDE_WARPS = 8
+"""Warps of a program with the double tile."""
 LAYOUT_PAIRS = ((V4, V4), (V41, V41), (V41, V41_FP4))
 """(window, selection) layouts that occur together in the engine."""
 
@@ -237,7 +239,7 @@ def plan(rows: int, heads: int, width: int, processors: int) -> Plan:
     about two programs per multiprocessor in as few rounds as possible.
     """
     blocks = rows * -(-heads // HEAD_BLOCK)
-    for tile, warps in ((32, 4), (64, 8)):
+    for tile, warps in ((32, 4), (64, WIDE_WARPS)):
         tiles = -(-width // tile)
         if blocks * tiles <= processors:
             return Plan(tile, tiles, warps)
