@@ -137,7 +137,7 @@ class Op:
     stocks: tuple[Stock, ...] = ()
     compile_cases: tuple[CompileCase, ...] = ()
     called_by: tuple[str, ...] = ()
-    """Dotted names outside of this package that call the launcher, where no hook of this package does."""
+    """Dotted names outside of this package that launch the kernel, where no hook of this package does."""
     compare: Callable[[Outputs, Outputs], list[str]] | None = None
     """Own comparison when `tolerances` cannot express it: returns one line per fault. None uses `check.faults`."""
 

@@ -126,10 +126,11 @@ def test_every_op_is_hooked_run_by_hooks_or_called():
     for op in registry.load_all():
         assert (op.name in hooked) is not bool(op.called_by)
         for caller in op.called_by:
-            source = inspect.getsource(pkgutil.resolve_name(caller))
+            called = pkgutil.resolve_name(caller)
+            source = inspect.getsource(called)
             module = registry.load(op.name).kernel.__module__.rpartition(".")[0]
             assert f"from {module} import kernel" in source
-            assert f"self._kernel.{op.name}" in source
+            assert callable(getattr(called, op.name))
 
 
 def test_the_check_covers_what_the_hooks_run(monkeypatch: pytest.MonkeyPatch):
