@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from dsv41_serving.spec.model import NodeSpec
+    from collections.abc import Mapping
+
+    from dsv41_serving.spec.model import EngineRole, NodeSpec
 
 _CHUNK = 8192  # SGLang's default for large GPUs
 _EVICTION_INTERVAL = 128  # SGLANG_SWA_EVICTION_INTERVAL
+_GRAPHS = 10  # powers of two up to 512
 _MEMORY_FRACTION = 0.88  # SGLang chooses between .85 and .9 when nothing is said
 
 
@@ -41,6 +44,10 @@ class EngineSettings:
     prefix_tails: int | None
     extra_slots: int
     eviction_interval: int
+    decode_graphs: int
+    """Batch sizes whose decode step is a CUDA graph."""
+    tail_graphs: bool
+    """Whether the last layers of a prefill run from CUDA graphs."""
 
 
 def read_settings(spec: NodeSpec, name: str) -> EngineSettings:
@@ -74,7 +81,18 @@ def read_settings(spec: NodeSpec, name: str) -> EngineSettings:
         prefix_tails=tails if isinstance(tails, int) and not isinstance(tails, bool) else None,
         extra_slots=int(str(args.get("disaggregation-decode-extra-slots", 0))),
         eviction_interval=int(env.get("SGLANG_SWA_EVICTION_INTERVAL", _EVICTION_INTERVAL)),
+        decode_graphs=_count_graphs(role, args) if spec.engine.device == "cuda" else 0,
+        tail_graphs=spec.engine.device == "cuda"
+        and role.role != "decode"
+        and args.get("enable-decoder-swa-bounded-replay") is not False
+        and env.get("SGLANG_DSV4_DECODER_TAIL_GRAPH_MAX_ROWS") != "0",
     )
+
+
+def _count_graphs(role: EngineRole, args: Mapping[str, object]) -> int:
+    """Return the batch sizes that are captured: as told, else about as many as SGLang chooses; a prefill engine decodes nothing."""
+    off = args.get("disable-cuda-graph") is True or args.get("disable-decode-cuda-graph") is True
+    return 0 if off or role.role == "prefill" else len(role.graph_batch_sizes) or _GRAPHS
 
 
 def _choose_layout(env: dict[str, str], backend: object) -> str:

@@ -11,6 +11,7 @@ from dsv41_serving.capacity.weights import weigh
 
 if TYPE_CHECKING:
     from dsv41_serving.capacity.engine import EngineSettings
+    from dsv41_serving.capacity.host import Host
     from dsv41_serving.capacity.pools import Pools
     from dsv41_serving.capacity.shape import ModelShape
     from dsv41_serving.capacity.weights import Weights
@@ -25,8 +26,12 @@ GPU_MEMORY = {"9.0": 143_771 << 20, "10.0": 183_359 << 20, "10.3": 284_208 << 20
 # weights (7.2 with FP8 experts) against 5.3 (6.7) of tensors.
 CONTEXT_BYTES = GIB // 2
 LOADED_BYTES = GIB // 2
-# Outside the static share: graphs of decode and of the decoder's tail (1.8 GiB measured on NVIDIA H200 for six layers).
-GRAPH_BYTES = round(1.8 * GIB)
+# Outside the static share. CUDA graphs of one batch size, a layer: forty layers at the size of a TP4 rank and seven sizes, 1 to 64,
+# took 2.15 GiB of an NVIDIA H200 while another engine captured beside it, so at most that; six layers and three sizes took 0.10
+# (SGLang 0.5.23, 2026-11-30). What SGLang reports as sglang:graph_memory_usage_gb.
+GRAPH_BYTES = round(2.15 * GIB / (40 * 7))
+# Graphs of the last layers of a prefill, captured with the first long prompt: 1.63 GiB with forty layers, 1.69 with six, there.
+TAIL_GRAPH_BYTES = round(1.7 * GIB)
 
 
 @dataclass(frozen=True)
@@ -42,12 +47,17 @@ class EngineCapacity:
     """The share of memory that weights and pools may fill."""
     transient_bytes: int
     """Largest temporary of the indexer beside them."""
+    decode_graph_bytes: int
+    """CUDA graphs of decode steps, captured at the start."""
+    tail_graph_bytes: int
+    """CUDA graphs of the last layers of a prefill."""
     tokens: int
     """Tokens of the global KV pool; 0 or less when it does not fit."""
     staging_bytes: int = 0
     """Staging areas of the packed hand-off, made when the first peer registers; of a rank."""
     host_bytes: int = 0
-    """Host memory of its processes and its Engram tables, on a CPU of staging areas too, on the NUMA node of the engine."""
+    """Host memory of its processes and its Engram tables, on the NUMA node of the engine; on a CPU also of weights, pools and
+    staging areas."""
 
     @property
     def short_bytes(self) -> int:
@@ -65,7 +75,7 @@ class EngineCapacity:
     @property
     def beside_bytes(self) -> int:
         """What is allocated after the pools: graphs, the temporary and staging areas."""
-        return GRAPH_BYTES + self.transient_bytes + self.staging_bytes
+        return self.decode_graph_bytes + self.tail_graph_bytes + self.transient_bytes + self.staging_bytes
 
     @property
     def spare_bytes(self) -> int:
@@ -97,7 +107,14 @@ class NodeCapacity:
     shape_name: str
     engines: tuple[EngineCapacity, ...]
     host_bytes: int
-    """Host memory for Engram tables and processes of all engines."""
+    """Host memory of all engines."""
+    host_short: dict[str, int] | None = None
+    """Pool of host memory -> bytes that it falls short; None when the machine that will run them is not known."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether nothing that is known falls short."""
+        return not self.short and not self.host_short
 
     @property
     def short(self) -> dict[str, int]:
@@ -120,9 +137,9 @@ class NodeCapacity:
 
 
 def estimate_node(
-    spec: NodeSpec, shape: ModelShape, gpu_bytes: int | None, shape_name: str | None = None
+    spec: NodeSpec, shape: ModelShape, gpu_bytes: int | None, shape_name: str | None = None, host: Host | None = None
 ) -> NodeCapacity:
-    """Return what the shape `shape_name` of `spec` (default: the one it runs) can hold on GPUs of `gpu_bytes`."""
+    """Return what the shape `shape_name` of `spec` (default: the one it runs) can hold on GPUs of `gpu_bytes`, on `host`."""
     name = shape_name or spec.shape
     processes = spec.memory.host_bytes_per_engine
     roles = {each: spec.engines[each].role for each in spec.shapes[name]}
@@ -137,7 +154,13 @@ def estimate_node(
         )
         for each, role in roles.items()
     )
-    return NodeCapacity(shape_name=name, engines=engines, host_bytes=sum(each.host_bytes for each in engines))
+    needed = {each.settings.name: each.host_bytes for each in engines}
+    return NodeCapacity(
+        shape_name=name,
+        engines=engines,
+        host_bytes=sum(needed.values()),
+        host_short=host.find_shortages(needed) if host is not None else None,
+    )
 
 
 def estimate_engine(
@@ -148,13 +171,19 @@ def estimate_engine(
     *,
     staging_bytes: int = 0,
 ) -> EngineCapacity:
-    """Return what one engine can hold; its processes take `processes_bytes` of host memory, a rank stages in `staging_bytes`."""
+    """Return what one engine can hold; its processes take `processes_bytes` of host memory, a rank stages in `staging_bytes`.
+
+    On a CPU weights and pools are added to `processes_bytes`. What a profile says of these was measured with a small model in them,
+    so that this is too much by as much.
+    """
     weights, pools = weigh(shape, settings), size_pools(shape, settings)
     on_gpu = settings.device == "cuda" and gpu_bytes is not None
     free = gpu_bytes - CONTEXT_BYTES if on_gpu and gpu_bytes is not None else 0
     static = int(free * settings.memory_fraction)
     cap = settings.max_total_tokens
     fitting = pools.tokens_in(static - weights.gpu - LOADED_BYTES, settings.page) if on_gpu else cap or 0
+    tokens = min(fitting, cap) if cap is not None else fitting
+    on_host = 0 if on_gpu else settings.tp * (weights.gpu + pools.bytes_of(max(0, tokens)) + staging_bytes)
     return EngineCapacity(
         settings=settings,
         gpu_bytes=gpu_bytes if on_gpu else None,
@@ -162,9 +191,11 @@ def estimate_engine(
         pools=pools,
         static_bytes=static,
         transient_bytes=_transient_bytes(settings) if shape.is_v41 and settings.role != "decode" else 0,
-        tokens=min(fitting, cap) if cap is not None else fitting,
+        decode_graph_bytes=settings.decode_graphs * shape.num_hidden_layers * GRAPH_BYTES if on_gpu else 0,
+        tail_graph_bytes=TAIL_GRAPH_BYTES if on_gpu and shape.is_v41 and settings.tail_graphs else 0,
+        tokens=tokens,
         staging_bytes=staging_bytes,
-        host_bytes=processes_bytes + weights.engram_host + (0 if on_gpu else settings.tp * staging_bytes),
+        host_bytes=processes_bytes + weights.engram_host + on_host,
     )
 
 

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 KV_GIB = "sglang:kv_cache_memory_usage_gb"
 WEIGHTS_GIB = "sglang:weight_memory_usage_gb"
 WINDOW_TOKENS = "sglang:max_total_num_tokens_swa"
+GRAPHS_GIB = "sglang:graph_memory_usage_gb"
 STAGING_BYTES = "dsv41_handoff_staging_bytes"
 GAUGES = {
     "pool tokens": KV_CAPACITY,
     "pool GiB": KV_GIB,
     "window tokens": WINDOW_TOKENS,
     "weights GiB": WEIGHTS_GIB,
+    "graphs GiB": GRAPHS_GIB,
     "staging bytes": STAGING_BYTES,
 }
 
@@ -85,6 +87,9 @@ def predict(engine: EngineCapacity) -> dict[str, float]:
         found["window tokens"] = float(engine.pools.window_tokens)
     if engine.gpu_bytes is not None:
         found["weights GiB"] = (engine.weights.gpu + LOADED_BYTES) / GIB
+    # One sample a phase, set at the start: those of the decoder's tail are captured later and never in it.
+    if engine.decode_graph_bytes:
+        found["graphs GiB"] = engine.decode_graph_bytes / GIB
     if engine.staging_bytes:
         found["staging bytes"] = float(engine.staging_bytes * engine.settings.tp)  # the page adds up the ranks
     return found

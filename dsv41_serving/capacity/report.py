@@ -35,7 +35,7 @@ def describe_node(
         table.add_row(name, *(column[name] for column in columns))
     lines = [
         Text(f"\nsizes from {shape.origin}"),
-        Text(f"host memory for all engines: {node.host_bytes / GIB:.1f} GiB"),
+        Text(_say_host(node)),
     ]
     if load_s is not None:
         lines.append(Text(f"loading, cold, one engine: about {load_s / 60:.1f} min"))
@@ -54,7 +54,7 @@ def describe_shapes(nodes: Sequence[NodeCapacity], shape: ModelShape, lengths: S
         ("tokens of KV while answering", [f"{node.generating_tokens:,}" for node in nodes]),
         *((f"requests of {_say(each)} at once", [str(node.sessions(each)) for node in nodes]) for each in lengths),
         (f"hand-off of {_say(longest)}, MB a rank", [_say_hand_off(node.hand_off(shape, longest)) for node in nodes]),
-        ("fits", [_say_short(max(node.short.values(), default=0)) for node in nodes]),
+        ("fits", [_say_short(node) for node in nodes]),
     ]
     for name, cells in rows:
         table.add_row(name, *cells)
@@ -72,7 +72,7 @@ def describe_comparison(rows: Sequence[Comparison]) -> Table:
 
 
 def list_shortages(node: NodeCapacity) -> list[str]:
-    """Return one line for each engine that does not fit: by how much, and what would."""
+    """Return one line for each engine and each pool of host memory that does not fit: by how much, and what would."""
     lines = []
     for engine in node.engines:
         if not engine.short_bytes:
@@ -87,19 +87,43 @@ def list_shortages(node: NodeCapacity) -> list[str]:
         else:
             remedy = f"choose a larger tp, or lower engine.context_length or engines.{name}.max_running_requests"
         lines.append(f"does not fit: {name} is {engine.short_bytes / GIB:.1f} GiB short on each GPU; {remedy}")
+    for pool, missing in (node.host_short or {}).items():
+        lines.append(f"does not fit: {pool} is {missing / GIB:,.1f} GiB short; {_mend_host(node)}")
     return lines
 
 
+def _mend_host(node: NodeCapacity) -> str:
+    """Return what takes the most of host memory and can be made less."""
+    largest = max(node.engines, key=lambda each: each.host_bytes)
+    on_cpu = largest.gpu_bytes is None
+    if largest.settings.engram == "host_per_rank" and largest.weights.engram_host:
+        return "keep one copy of the Engram tables for all ranks (memory.engram = 'host_shared')"
+    if on_cpu and 2 * largest.pool_bytes > largest.host_bytes:
+        return f"lower engines.{largest.settings.name}.max_total_tokens"
+    if largest.weights.engram_host:
+        return "put the Engram tables into GPU memory (memory.engram = 'hbm'), or add memory"
+    return "choose a smaller shape, or add memory"
+
+
 def as_json(
-    nodes: Sequence[NodeCapacity], shape: ModelShape, lengths: Sequence[int], rows: Sequence[Comparison]
+    nodes: Sequence[NodeCapacity],
+    shape: ModelShape,
+    lengths: Sequence[int],
+    rows: Sequence[Comparison],
+    load_s: float | None,
 ) -> dict[str, Any]:
-    """Return the estimate of every shape, and the comparison with running engines, as JSON values. Sizes in bytes."""
+    """Return the estimate of every shape, and the comparison with running engines, as JSON values.
+
+    Sizes in bytes; `load_s` are the seconds in which one engine of the chosen shape loads.
+    """
     return {
         "sizes_from": shape.origin,
         "shapes": [
             {
                 "shape": node.shape_name,
+                "fits": node.fits,
                 "host_bytes": node.host_bytes,
+                "host_short_bytes": node.host_short,
                 "short_bytes": node.short,
                 "sessions": {str(length): node.sessions(length) for length in lengths},
                 "hand_off_bytes": {str(length): node.hand_off(shape, length) for length in lengths},
@@ -107,6 +131,7 @@ def as_json(
             }
             for node in nodes
         ],
+        "load_s": None if load_s is None else round(load_s, 1),
         "compared": [row.as_json() for row in rows],
     }
 
@@ -131,6 +156,8 @@ def _engine_json(engine: EngineCapacity) -> dict[str, Any]:
         "state_bytes": pools.state_bytes,
         "static_bytes": engine.static_bytes,
         "transient_bytes": engine.transient_bytes,
+        "decode_graph_bytes": engine.decode_graph_bytes,
+        "tail_graph_bytes": engine.tail_graph_bytes,
         "pool_bytes": engine.pool_bytes,
         "staging_bytes": engine.staging_bytes,
         "tokens": engine.tokens,
@@ -190,8 +217,17 @@ def _say_hand_off(count: int) -> str:
     return f"{count / 1e6:.0f}" if count else "-"
 
 
-def _say_short(count: int) -> str:
-    return f"no, {count / GIB:.1f} GiB short" if count else "yes"
+def _say_short(node: NodeCapacity) -> str:
+    if node.short:
+        return f"no, {max(node.short.values()) / GIB:.1f} GiB short"
+    if node.host_short:
+        return f"no, {max(node.host_short.values()) / GIB:,.1f} GiB of host memory short"
+    return "yes" if node.host_short is not None else "on GPUs"
+
+
+def _say_host(node: NodeCapacity) -> str:
+    known = "" if node.host_short is not None else "; not compared, this machine is not the one: --host-memory GIB does"
+    return f"host memory for all engines: {node.host_bytes / GIB:,.1f} GiB{known}"
 
 
 def _say(tokens: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dsv41_serving.capacity.estimate import CONTEXT_LENGTHS, GIB, GPU_MEMORY
+from dsv41_serving.capacity.host import find_host
 from dsv41_serving.errors import InputError
 from dsv41_serving.facts.directory import measure_read
 from dsv41_serving.preflight.checkpoint import locate_model
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from dsv41_serving.capacity.host import Host
     from dsv41_serving.facts.model import Facts
     from dsv41_serving.spec.model import NodeSpec
 
@@ -38,12 +40,36 @@ def find_gpu_bytes(spec: NodeSpec, facts: Facts, wanted_gib: float | None) -> in
         ) from None
 
 
+def find_shape_host(
+    spec: NodeSpec, facts: Facts, shape: str, *, gpu_gib: float | None, host_gib: float | None
+) -> Host | None:
+    """Return the machine that runs `shape`: one of `host_gib`, else this one when it is the target.
+
+    It is for a CPU, and where it has GPUs and none of another size was asked for. Else None.
+    """
+    if host_gib is not None:
+        return find_host(spec, facts, shape, round(host_gib * GIB))
+    if spec.engine.device == "cpu" or (facts.gpus and gpu_gib is None):
+        return find_host(spec, facts, shape)
+    return None
+
+
 def choose_lengths(spec: NodeSpec, wanted: Sequence[int]) -> tuple[int, ...]:
-    """Return the context lengths to show: those asked for, else the usual ones that the engine allows."""
+    """Return the context lengths to show: those asked for, else the usual ones that the engine allows.
+
+    Raises InputError for one that is beyond the context of the engines: no request can be so long.
+    """
+    context = spec.engine.context_length
+    if wanted and max(wanted) > context:
+        raise InputError(
+            f"{max(wanted):,} tokens are more than engines take ({context:,})",
+            where="--context",
+            remedy="raise engine.context_length, or ask for less",
+        )
     if wanted:
         return tuple(sorted(set(wanted)))
-    usual = {length for length in CONTEXT_LENGTHS if length < spec.engine.context_length}
-    return tuple(sorted(usual | {spec.engine.context_length}))
+    usual = {length for length in CONTEXT_LENGTHS if length < context}
+    return tuple(sorted(usual | {context}))
 
 
 def find_checkpoint(spec: NodeSpec) -> Path | None:

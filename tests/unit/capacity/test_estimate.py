@@ -235,6 +235,26 @@ def test_graphs_and_the_temporary_must_fit_beside_the_pool() -> None:
     assert (capped.short_bytes, capped.tokens) == (0, full.safe_tokens)
 
 
+def test_graphs_are_those_that_were_measured() -> None:
+    """On NVIDIA H200: seven batch sizes of forty layers took 2.15 GiB, three of six layers 0.10; tails 1.63 and 1.69."""
+    rank = read_shape(None, "v41-rank")
+    memory = GPU_MEMORY["9.0"]
+    pair = {
+        name: estimate_engine(rank, settings("h200x2-rank", name), memory) for name in ("prefill", "decode", "replica0")
+    }
+    assert pair["decode"].decode_graph_bytes / GIB == pytest.approx(2.15, rel=0.001)
+    assert (pair["prefill"].decode_graph_bytes, pair["decode"].tail_graph_bytes) == (0, 0)
+    assert 1.63 <= pair["prefill"].tail_graph_bytes / GIB < 1.63 * 1.05
+    whole = pair["replica0"]
+    assert whole.beside_bytes == whole.decode_graph_bytes + whole.tail_graph_bytes + whole.transient_bytes
+    assert whole.decode_graph_bytes == pair["decode"].decode_graph_bytes
+    three = estimate_engine(SIX_LAYERS, replace(ONE_H200, decode_graphs=3), memory)
+    assert 0.10 <= three.decode_graph_bytes / GIB < 0.15
+    off = settings("h200x2-rank", "decode", "engines.decode.args.disable-cuda-graph=true")
+    assert estimate_engine(rank, off, memory).decode_graph_bytes == 0
+    assert estimate_engine(SMOLLM2, settings("embedded", "decode"), None).decode_graph_bytes == 0
+
+
 @pytest.mark.parametrize("profile", ["h200x8", "b200x8", "gb300x4", "rtxpro6000x8"])
 def test_what_a_profile_says_of_its_weights_is_what_the_planner_finds(profile: str) -> None:
     """Within five per cent: the plan's memory budget and the estimate must not contradict each other."""
@@ -287,6 +307,13 @@ def test_staging_that_does_not_fit_is_refused_and_named() -> None:
     node = estimate_node(spec, FLASH, GPU_MEMORY["9.0"])
     assert set(node.short) == {"prefill", "decode"}
     assert all("lower handoff.slots or handoff.slot_mib" in line for line in list_shortages(node))
+
+
+def test_on_a_cpu_weights_and_pools_are_host_memory() -> None:
+    spec = load_spec(profile="embedded").spec
+    for engine in estimate_node(spec, SMOLLM2, None).engines:
+        beside = spec.memory.host_bytes_per_engine
+        assert engine.host_bytes == beside + engine.weights.gpu + engine.pool_bytes
 
 
 def test_on_a_cpu_staging_is_host_memory() -> None:

@@ -36,7 +36,9 @@ def test_every_quantity_that_a_gpu_engine_reports_is_predicted(tmp_path: Path, f
     kept = keep_prediction(spec_in(tmp_path), str(tmp_path), facts)
     assert kept is not None
     assert {name: set(values) for name, values in kept.engines.items()} == {
-        name: set(measured.GAUGES) for name in ("prefill", "decode")
+        "prefill": set(measured.GAUGES)
+        - {"graphs GiB"},  # its graphs come with the first long prompt, and are in no gauge
+        "decode": set(measured.GAUGES),
     }
     assert read_prediction(str(tmp_path)) == kept
     (tmp_path / STORED).write_text("{}")

@@ -109,19 +109,19 @@ DECODE = {**SECOND, "disaggregation_mode": "decode", "disaggregation_transfer_ba
 
 
 def _on_eight_gpus(
-    base: dict[str, Any], chunk: int, graphs: list[int], whole: dict[str, Any], pool: dict[str, Any] | None = None
+    base: dict[str, Any], chunk: int, graphs: list[int], whole: dict[str, Any], pools: tuple[int, int] | None = None
 ) -> dict[str, Any]:
-    """`pool`: the limit of a KV pool beside which long prompts must fit too."""
+    """`pools`: the limits of a KV pool beside which long prompts must fit too, of prefill and of a replica, which has graphs."""
     sized = {"chunked_prefill_size": chunk, "cuda_graph_bs_decode": graphs}
-    pool = pool or {}
+    pool, smaller = ({"max_total_tokens": limit} for limit in pools) if pools else ({}, {})
     return {
         "pd": {
             "prefill": {**base, **PREFILL, **pool, "tp_size": 4, "chunked_prefill_size": chunk},
             "decode": {**base, **DECODE, "tp_size": 4, "cuda_graph_bs_decode": graphs},
         },
         "replicas": {
-            "replica0": {**base, **FIRST, **sized, **pool, "tp_size": 4},
-            "replica1": {**base, **SECOND, **sized, **pool, "tp_size": 4},
+            "replica0": {**base, **FIRST, **sized, **smaller, "tp_size": 4},
+            "replica1": {**base, **SECOND, **sized, **smaller, "tp_size": 4},
         },
         "tp8": {"whole": {**base, **FIRST, **sized, "tp_size": 8, **whole}},
     }
@@ -141,7 +141,7 @@ MEANT: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
             "max_running_requests": 16,
             "cuda_graph_bs_decode": [1, 2, 4, 8, 16],
         },
-        {"max_total_tokens": 4_194_304},
+        (4_194_304, 3_670_016),
     ),
     "gb300x4": {"tp4": {"whole": GB300}},
     "embedded": {
