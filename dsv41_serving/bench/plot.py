@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 _WIDTH, _HEIGHT = 640, 320
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 34, 46
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 28, 34, 46
 _COLOURS = ("#1b6ca8", "#d1495b", "#2e8b57", "#8d6a9f", "#c77d0a", "#4a4a4a")
 _TICKS = 5
 

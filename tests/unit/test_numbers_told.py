@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from dsv41_serving.bench.compare import FLOOR
 from dsv41_serving.bench.published import insert_section
+from dsv41_serving.bench.report import describe_comparison, write_pages
 from dsv41_serving.bench.result import read_result
 from dsv41_serving.capacity import read_shape
 from dsv41_serving.capacity.engine import read_settings
@@ -66,6 +68,15 @@ def test_the_numbers_of_the_benchmarks_are_those_of_their_results() -> None:
     """`python -m dsv41_serving.bench.published dsv41_serving/bench/README.md` writes them."""
     text = ROOM.read_text(encoding="utf-8")
     assert insert_section(text) == text
+
+
+@pytest.mark.parametrize("name", ["pd-single", "router-direct", "single-single"])
+def test_a_committed_report_is_what_its_results_say(name: str) -> None:
+    """`dsv41 bench compare A.json B.json --out DIRECTORY` writes it."""
+    directory = REPOSITORY / "deploy" / "results" / "bench" / name
+    a, b = (read_result(directory / f"{side}.json") for side in "ab")
+    pages = write_pages(f"{a.label} against {b.label}", describe_comparison(a, b, FLOOR))
+    assert pages == tuple((directory / f"report.{kind}").read_text(encoding="utf-8") for kind in ("md", "html"))
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
