@@ -98,11 +98,12 @@ def _describe_series(link: str, values: dict[str, Any]) -> str:
     figures = {row["name"]: row["value"] for row in values["figures"]}
     count = figures["comparisons of each kind"]
     drawn = values["drawn"]
+    rates = [rate for series in values["rounds"] for rounds in series.values() for rate in rounds]
     enough = f"{drawn['needed']} rounds a side" if drawn["needed"] else f"more rounds than {drawn['most']} a side"
     return (
         f"{link}: {_say_origin(values)}. {count} comparisons of identical paths: {figures['identical called no difference']} "
         f"times no difference. {count} with a slow-down of {values['planted']:.0%} planted: found "
-        f"{figures['planted slow-down found']} times. Rounds of one path differed by {figures['median spread of rounds']:.1%}, so that a "
+        f"{figures['planted slow-down found']} times. Rounds ran at {min(rates):.1f} to {max(rates):.1f} tok/s; those of one path differed by {figures['median spread of rounds']:.1%}, so that a "
         f"comparison could tell {figures['median noise of a comparison']:.1%}. Drawn {drawn['trials']:,} times from this noise, "
         f"{enough} find it in 19 of 20."
     )

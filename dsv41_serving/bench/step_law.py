@@ -129,7 +129,7 @@ def explain(laws: Sequence[Law]) -> list[str]:
         growth = f"doubles at {law.doubling:.1f} requests" if law.b_s > 0 else "does not grow with requests"
         lines.append(f"{line} (R2 {law.r2:.3f}); a step {growth}")
     if (worst := max((law.scatter for law in laws), default=0.0)) > _SCATTERED:
-        lines.append(f"steps lie {worst:.0%} off their line: measure on a quieter machine before reading b")
+        lines.insert(0, f"no law can be read: steps lie {worst:.0%} off their line; measure on a quieter machine")
     elif len(laws) > 1:
         lines.append(_explain_context(laws[0], laws[-1]))
     return lines

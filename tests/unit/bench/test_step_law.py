@@ -58,7 +58,9 @@ def test_the_slope_over_context_is_the_diagnosis(
 def test_points_that_are_no_line_say_nothing_of_context() -> None:
     """Half of the steps are off by half; where requests are nearly free, R2 is low and nothing is wrong."""
     bent = [Point(1, 0.010), Point(2, 0.030), Point(4, 0.010), Point(8, 0.030)]
-    assert explain([fit_law(64, bent), fit_law(512, bent)])[-1].startswith("steps lie 4")
+    first, *others = explain([fit_law(64, bent), fit_law(512, bent)])
+    assert first.startswith("no law can be read: steps lie 4")
+    assert [line.partition(" tokens")[0] for line in others] == ["after 64", "after 512"]
     flat = [Point(1, 0.0100), Point(2, 0.0101), Point(4, 0.0099), Point(8, 0.0100)]
     assert explain([fit_law(64, flat), fit_law(512, flat)])[-1].startswith("requests are nearly free")
 

@@ -71,7 +71,7 @@ def test_weights_of_the_six_layer_model_on_one_h200(*, fp4: bool, reported: floa
 
 
 def test_bytes_a_token_of_the_six_layer_model() -> None:
-    """SGLang's start-up line on NVIDIA H200: bytes_per_full_token=979.5."""
+    """SGLang's start-up line on NVIDIA H200 (0.5.23, 2026-11-29): bytes_per_full_token=979.5."""
     assert size_pools(SIX_LAYERS, ONE_H200).bytes_per_token == 979.5
 
 
