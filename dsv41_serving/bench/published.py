@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsv41_serving.bench.compare import compare_sets, summarise
 from dsv41_serving.bench.noise import measure_noise
+from dsv41_serving.bench.report import say_value
 from dsv41_serving.bench.result import METRICS, TITLES, read_result
 from dsv41_serving.bench.step_law import explain, read_laws
 from dsv41_serving.resources import data_dir
@@ -71,7 +72,7 @@ def _describe_set(link: str, result: ResultSet) -> str:
         for name in ordinary:
             runs = [run.metrics() for run in result.runs_of(name)]
             cells = [
-                f"{statistics.median(run[metric] for run in runs):.4g}" if all(metric in run for run in runs) else "-"
+                say_value(statistics.median(run[metric] for run in runs)) if all(metric in run for run in runs) else "-"
                 for metric in METRICS
             ]
             lines.append(f"| {name} | {' | '.join(cells)} |")

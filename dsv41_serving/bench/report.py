@@ -154,7 +154,7 @@ def _tabulate_medians(result: ResultSet, names: Sequence[str]) -> tuple[tuple[st
         cells = []
         for metric in METRICS:
             values = [run.metrics()[metric] for run in runs if metric in run.metrics()]
-            cells.append(_say_value(statistics.median(values)) if values else "-")
+            cells.append(say_value(statistics.median(values)) if values else "-")
         rounds = sum(len(run.rounds) for run in runs)
         answers = runs[0].rounds[0].answers
         lengths = f"{runs[0].input_tokens / len(answers):,.0f} + {sum(answers) / len(answers):,.0f}"
@@ -179,8 +179,8 @@ def _tabulate_differences(rows: Sequence[Difference]) -> tuple[tuple[str, ...], 
             (
                 row.scenario,
                 TITLES[row.metric],
-                _say_value(row.a),
-                _say_value(row.b),
+                say_value(row.a),
+                say_value(row.b),
                 f"{row.change:+.1%}",
                 f"{row.noise:.1%}" if math.isfinite(row.noise) else "-",
                 row.judgement,
@@ -240,7 +240,7 @@ def _draw_shares(
         if times:
             series.append(Series(label, tuple((percentile(times, share), share * 100) for share in _SHARES)))
             shown = (*(percentile(times, share) for share in _SHOWN), times[-1])
-            rows.append((label, f"{len(times):,}", *map(_say_value, shown)))
+            rows.append((label, f"{len(times):,}", *map(say_value, shown)))
     return Block("chart", draw_chart(title, "ms", counted, series, legend_below=True), tuple(rows))
 
 
@@ -267,7 +267,7 @@ def _draw_laws(laws: Sequence[Law]) -> Block:
     levels = sorted({point.requests for law in laws for point in law.points})
     rows = [("requests at once, ms", *map(str, levels))]
     for law in laws:
-        steps = {point.requests: _say_value(point.step_s * 1e3) for point in law.points}
+        steps = {point.requests: say_value(point.step_s * 1e3) for point in law.points}
         rows.append((f"after {law.prompt} tokens", *(steps.get(level, "-") for level in levels)))
     return Block("chart", draw_chart("Time of a decode step", "requests at once", "ms", [*series, *dots]), tuple(rows))
 
@@ -330,5 +330,6 @@ def _inline(text: str) -> str:
     return escape(text)
 
 
-def _say_value(value: float) -> str:
+def say_value(value: float) -> str:
+    """Return a figure with four digits."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"  # noqa: PLR2004 - four digits either way
