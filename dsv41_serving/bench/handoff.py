@@ -24,6 +24,10 @@ STAGES = {
     "decode": ("bootstrap", "allocate", "receive", "notify", "launch", "unpack", "poll", "admit"),
 }
 """In the order they pass; `sglang_plugin.handoff.waterfall` says what each is, and a test that both name the same."""
+_ADDED = (
+    *(f"prefill.{stage}" for stage in ("queue", "launch", "pack", "prepare", "wire")),
+    *(f"decode.{stage}" for stage in ("notify", "poll", "admit")),
+)
 _SENDING = ("prefill.launch", "prefill.pack", "prefill.prepare", "prefill.wire")
 ANSWER_TOKENS = 2
 _TIMEOUT_S = 300.0
@@ -50,6 +54,11 @@ class Sample:
     def moving_s(self) -> float:
         """What moving the bytes takes: packing, descriptors, the wire, unpacking. What overlaps is counted twice."""
         return self._sum(*_SENDING, "decode.launch", "decode.unpack")
+
+    @property
+    def added_s(self) -> float:
+        """From the end of the prefill to decode's batch. At most that for a prompt of several chunks: all but the last one overlap."""
+        return self._sum(*_ADDED)
 
     @property
     def gb_s(self) -> float:
@@ -108,6 +117,7 @@ def describe_lengths(lengths: Sequence[Length]) -> Iterator[str]:
             if any(values):
                 yield f"{role:<8} {stage:<11}" + "".join(f"{value:>12.3f}" for value in values)
     rows: tuple[tuple[str, Callable[[Sample], float]], ...] = (
+        ("added, at most", lambda sample: 1e3 * sample.added_s),
         ("first token", lambda sample: 1e3 * sample.first_token_s),
         ("MiB", lambda sample: sample.bytes / 2**20),
         ("blocks for NIXL", lambda sample: sample.descriptors),
@@ -120,7 +130,8 @@ def describe_lengths(lengths: Sequence[Length]) -> Iterator[str]:
 
 def tabulate(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return results by name, as `dsv41 bench handoff` keeps them, as a Markdown table: medians of each length of prompt."""
-    lines = ["| run | prompt | blocks | MiB | moving, ms | GB/s | first token, ms |", "|---|---|---|---|---|---|---|"]
+    names = ("run", "prompt", "blocks", "MiB", "moving, ms", "GB/s", "added, ms", "first token, ms")
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for name, result in results.items():
         for row in result["lengths"]:
             length = Length(row["prompt"], tuple(Sample(**sample) for sample in row["samples"]))
@@ -128,10 +139,15 @@ def tabulate(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 length.median(lambda sample: sample.descriptors),
                 length.median(lambda sample: sample.bytes) / 2**20,
             )
-            moving, first = (length.median(read) * 1e3 for read in (lambda s: s.moving_s, lambda s: s.first_token_s))
+            reads: tuple[Callable[[Sample], float], ...] = (
+                lambda s: s.moving_s,
+                lambda s: s.added_s,
+                lambda s: s.first_token_s,
+            )
+            moving, added, first = (length.median(read) * 1e3 for read in reads)
             speed = length.median(lambda sample: sample.gb_s)
             lines.append(
-                f"| {name} | {length.prompt:,} | {blocks:,.0f} | {mib:.1f} | {moving:.1f} | {speed:.2f} | {first:,.0f} |"
+                f"| {name} | {length.prompt:,} | {blocks:,.0f} | {mib:.1f} | {moving:.1f} | {speed:.2f} | {added:.1f} | {first:,.0f} |"
             )
     return lines
 

@@ -258,7 +258,12 @@ def test_the_table_gives_stock_over_variant(tmp_path: pathlib.Path) -> None:
     alone = {"us_per_step": 300.0, "busy_us_per_step": 250.0, "launches_per_step": 99.0, "context": 4096}
     alone["largest"] = [["fused_moe", 50.0, 12.0, 40.0], ["flash", 80.0, 6.0, 50.0]]
     shadow = {
-        "samples": {'dsv41_kernel_shadow_checks_total{op="compress"}': 7.0, "dsv41_kernel_shadow_checks_created": 1.0}
+        "samples": {
+            'dsv41_kernel_shadow_checks_total{op="compress"}': 7.0,
+            'dsv41_kernel_shadow_exceeded_total{op="compress"}': 2.0,
+            'dsv41_kernel_shadow_max_relative_error{op="compress"}': 0.0325,
+            'dsv41_kernel_shadow_checks_created{op="compress"}': 1.0,
+        }
     }
     records += [
         {
@@ -285,12 +290,13 @@ def test_the_table_gives_stock_over_variant(tmp_path: pathlib.Path) -> None:
             }
             for name in ("stock", "ours")
         ),
-        {**common, "kernels": "all=shadow", "variant": "shadow", **shadow, "kind": "shadow"},
+        {**common, "kernels": "all=shadow", "variant": "shadow", "gains": "index=0", **shadow, "kind": "shadow"},
     ]
     records[-1]["command"] = "another run"
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     lines = table.write_table(tmp_path)
     assert "- pair: `DSV41_KERNELS=all=on`, prefill and decode on a GPU each" in lines
+    assert "- shadow: `DSV41_KERNELS=all=shadow`, weights with index=0" in lines
     assert "- meanwhile: nothing else ran" in lines
     assert lines.index("- `another run`") == lines.index("- `x`") + 1
     judged = "different from stock: 6% of tokens follow a difference; no control says how many rounding would change"
@@ -302,7 +308,7 @@ def test_the_table_gives_stock_over_variant(tmp_path: pathlib.Path) -> None:
         in lines
     )
     assert "- ours replaces at most 210 us of stock's step of 400 us (52%): the step gains at most 2.11" in lines
-    assert '- shadow: `dsv41_kernel_shadow_checks_total{op="compress"}` 7' in lines
+    assert "| shadow | compress | 7 | 2 | 0.033 |" in lines
     assert "created" not in "".join(lines)
     assert "| prefill | 4096 | 1 | 30.00 (29.00..31.00) | 20.00 (19.00..21.00) | **1.50** |" in lines
     assert "- ours: `DSV41_KERNELS=all=on`" in lines

@@ -36,12 +36,13 @@ class Rest:
 
 
 def is_handing_over(scheduler: Any) -> bool:
-    """Whether a request of this rank is on its way from or to the other side."""
+    """Whether requests of this rank are on their way from or to the other side, and the scheduler can do nothing for them."""
     role = scheduler.disaggregation_mode.value
     if role == "prefill":
         return bool(scheduler.disagg_prefill_bootstrap_queue.queue or scheduler.disagg_prefill_inflight_queue)
     if role == "decode":
-        return bool(scheduler.disagg_decode_prealloc_queue.queue or scheduler.disagg_decode_transfer_queue.queue)
+        # One that has no memory yet takes a step in every loop, and not all of its steps are changes of its status.
+        return bool(scheduler.disagg_decode_transfer_queue.queue and not scheduler.disagg_decode_prealloc_queue.queue)
     return False
 
 

@@ -53,11 +53,16 @@ def write_table(directory: pathlib.Path) -> list[str]:
 def _setting(records: list[dict[str, Any]]) -> list[str]:
     some = records[0]
     versions = ", ".join(f"{name} {some[name]}" for name in ("driver", "torch", "triton", "sglang"))
-    variants = dict.fromkeys((record["variant"], record["kernels"], record["gpus"]) for record in records)
+    variants = dict.fromkeys(
+        (record["variant"], record["kernels"], record["gpus"], record.get("gains", "")) for record in records
+    )
     return [
         f"- {some['gpu']}, {some.get('layers', 6)} layers, {some['heads']} heads, {versions}, {some['date']}, commit {some['commit']}",
         *(f"- `{command}`" for command in dict.fromkeys(record["command"] for record in records)),
-        *(f"- {name}: `DSV41_KERNELS={text}`{_shape(gpus)}" for name, text, gpus in variants),
+        *(
+            f"- {name}: `DSV41_KERNELS={text}`{_shape(gpus)}{f', weights with {gains}' if gains else ''}"
+            for name, text, gpus, gains in variants
+        ),
         *([f"- meanwhile: {some['note']}"] if "note" in some else []),
     ]
 
@@ -91,13 +96,27 @@ def _answers(records: list[dict[str, Any]]) -> list[str]:
 
 
 def _shadow(records: list[dict[str, Any]]) -> list[str]:
-    lines = ["Compared in shadow with the engine's path:", ""]
+    lines = [
+        "Compared in shadow with the engine's path; an op's hooks say what its largest error is and what it may be:",
+        "",
+        "| variant | op | calls compared | more than allowed | largest error |",
+        "|---|---|---|---|---|",
+    ]
     for record in records:
-        lines += [
-            f"- {record['variant']}: `{name}` {value:g}"
-            for name, value in record["samples"].items()
-            if "_created" not in name
-        ]
+        found: dict[str, dict[str, float]] = {}
+        for sample, value in record["samples"].items():
+            name, _, labels = sample.removeprefix("dsv41_kernel_shadow_").partition("{")
+            if not name.endswith("_created"):
+                found.setdefault(labels.split('"')[1], {})[name] = value
+        for op, values in sorted(found.items()):
+            cells = [
+                record["variant"],
+                op,
+                f"{values.get('checks_total', 0):.0f}",
+                f"{values.get('exceeded_total', 0):.0f}",
+                f"{values['max_relative_error']:.2g}" if "max_relative_error" in values else "none",
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 

@@ -15,6 +15,8 @@ from dsv41_serving.errors import GateError
 from dsv41_serving.facts import read_facts
 from tests.unit.plan.machines import plan_for
 
+RANK = ("stock", "packed", "short-switch", "stock-cached", "stock-cached-2", "cached", "cached-2")
+"""Runs on two H200: the first three before schedulers rested, the others since."""
 BEFORE = """# TYPE dsv41_handoff_stage_seconds histogram
 dsv41_handoff_stage_seconds_bucket{le="+Inf",stage="poll"} 4.0
 dsv41_handoff_stage_seconds_sum{stage="poll"} 1.5
@@ -55,6 +57,7 @@ def test_what_grew_between_two_looks_is_the_hand_off() -> None:
     assert passed == {"prefill.prepare": 0.25, "prefill.wire": 0.75, "prefill.poll": 0.5, "decode.admit": 0.125}
     assert (sample.bytes, sample.descriptors, sample.path, sample.first_token_s) == (2e9, 60.0, "stock", 0.5)
     assert sample.gb_s == 2.0
+    assert sample.added_s == 1.125
 
 
 def test_a_hand_off_that_is_not_admitted_yet_is_waited_for() -> None:
@@ -84,6 +87,7 @@ def test_the_table_shows_medians_and_leaves_out_what_never_passed() -> None:
     assert list(describe_lengths([length])) == [
         "median, ms                   128",
         "prefill  wire              2.000",
+        "added, at most                 2",
         "first token                  500",
         "MiB                            1",
         "blocks for NIXL               60",
@@ -107,7 +111,7 @@ def test_results_become_a_table_with_a_line_for_each_length_of_prompt() -> None:
         0.5, {**stages, "prefill.prepare": 0.001, "prefill.wire": 0.002, "decode.unpack": 0.004}, 3e6, 1200, "packed"
     )
     result = {"lengths": as_json([Length(1024, (moved,))])}
-    assert tabulate({"packed-tcp": result})[2:] == ["| packed-tcp | 1,024 | 1,200 | 2.9 | 7.0 | 1.00 | 500 |"]
+    assert tabulate({"packed-tcp": result})[2:] == ["| packed-tcp | 1,024 | 1,200 | 2.9 | 7.0 | 1.00 | 3.0 | 500 |"]
 
 
 def test_the_page_shows_the_committed_results() -> None:
@@ -116,7 +120,7 @@ def test_the_page_shows_the_committed_results() -> None:
     page = (root / "dsv41_serving/bench/README.md").read_text(encoding="utf-8")
     embedded = sorted((root / "deploy/results/handoff").glob("*-*.json"))
     assert embedded
-    for files in (embedded, [root / f"deploy/results/rank/{name}.json" for name in ("packed", "stock")]):
+    for files in (embedded, [root / f"deploy/results/rank/{name}.json" for name in RANK]):
         table = tabulate({path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files})
         assert "\n".join(table) in page
 

@@ -29,7 +29,6 @@ def scheduler(role: str, **queues: list[int]) -> object:
     [
         ("prefill", "disagg_prefill_bootstrap_queue"),
         ("prefill", "disagg_prefill_inflight_queue"),
-        ("decode", "disagg_decode_prealloc_queue"),
         ("decode", "disagg_decode_transfer_queue"),
     ],
 )
@@ -37,6 +36,11 @@ def test_it_rests_for_requests_on_their_way_and_for_nothing_else(role: str, queu
     assert is_handing_over(scheduler(role, **{queue: [1]}))
     assert not is_handing_over(scheduler(role))
     assert not is_handing_over(scheduler("null"))
+
+
+def test_decode_does_not_rest_while_a_request_waits_for_memory() -> None:
+    queues = {"disagg_decode_transfer_queue": [1], "disagg_decode_prealloc_queue": [2]}
+    assert not is_handing_over(scheduler("decode", **queues))
 
 
 def test_an_idle_scheduler_is_not_kept() -> None:

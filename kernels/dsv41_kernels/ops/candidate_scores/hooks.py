@@ -205,7 +205,8 @@ def _default(capability: Capability) -> Default:
     if capability == (9, 0):
         return Default(
             Mode.OFF,
-            "H200: consumer 4x at 128K, 29x at 1M, verify 116x (RESULTS.md); prefill not yet run on a GPU, in the engine tokens not yet shown equal",
+            "H200: consumer 4x at 128K, 29x at 1M, verify 116x; served, its answers differ from the engine's as the engine's own in other chunks "
+            "do (RESULTS.md); prefill is not timed yet",
         )
     return Default(Mode.OFF, "the engine has a sparse table of its own, or this GPU is not measured (RESULTS.md)")
 
