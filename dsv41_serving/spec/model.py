@@ -319,7 +319,7 @@ class Handoff(Table):
         ge=0,
         le=5000,
         description=(
-            "Longest rest of a scheduler that waits for hand-offs and has no batch to run; a change of a request ends it. Without "
+            "Longest rest of a scheduler that waits for hand-offs and has no batch to run; a change of a request of its rank ends it. Without "
             "rests (0) its loop keeps Python's interpreter lock from the threads that hand over."
         ),
     )

@@ -12,6 +12,8 @@ from dsv41_serving.sglang_plugin.handoff.wire import Part
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 SIZES = ((64, 16), (32,), (48, 48))
+DEVICES: list[torch.device] = []
+"""What threads were told to be on."""
 
 
 class Event:
@@ -20,8 +22,8 @@ class Event:
     def __init__(self, looks: int = 1) -> None:
         self.left, self.recorded, self.waited = looks, False, False
 
-    def record(self, _stream: object) -> None:
-        self.recorded = True
+    def record(self, stream: object) -> None:
+        self.recorded = stream is not None
 
     def query(self) -> bool:
         self.left -= 1
@@ -53,7 +55,7 @@ class InterpretedStarter:
 def copier(monkeypatch: pytest.MonkeyPatch) -> tuple[GpuCopier, list[list[torch.Tensor]]]:
     monkeypatch.setattr(torch.cuda, "Stream", lambda _device, priority: types.SimpleNamespace(cuda_stream=priority))
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "set_device", DEVICES.append)
     monkeypatch.setattr(kernel, "Starter", InterpretedStarter)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     pools = [[torch.randint(0, 256, (9, size), dtype=torch.uint8) for size in sizes] for sizes in SIZES]
@@ -68,6 +70,7 @@ def test_parts_of_several_groups_lie_one_behind_the_other_and_come_back(
 ) -> None:
     """Three items of the first group, none of the second, two of the third; 240 + 192 bytes in a slot of 512."""
     copies, pools = copier
+    DEVICES.clear()
     source = [
         Part(0, np.array([8, 0, 4], np.int32)),
         Part(1, np.array([], np.int32)),
@@ -88,6 +91,7 @@ def test_parts_of_several_groups_lie_one_behind_the_other_and_come_back(
     ]
     assert torch.equal(block, torch.cat([*expected, torch.full((80,), 7, dtype=torch.uint8)]))
     copies.unpack(target, block).wait()
+    assert [device.type for device in DEVICES] == ["cpu"]
     for there, here in zip(target, source, strict=True):
         for pool, old in zip(pools[there.group], before[there.group], strict=True):
             wanted = old.clone()
@@ -136,3 +140,26 @@ def test_a_copy_is_looked_at_before_anybody_sleeps(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("dsv41_serving.sglang_plugin.handoff.pools.SPIN_S", 0.0)
     DeviceCopy(late).wait()  # type: ignore[arg-type]
     assert (soon.left, soon.waited, late.waited) == (-1, False, True)
+
+
+def test_a_block_too_short_for_its_items_is_refused_before_anything_is_copied(
+    copier: tuple[GpuCopier, list[list[torch.Tensor]]],
+) -> None:
+    copies, pools = copier
+    before = [[pool.clone() for pool in each] for each in pools]
+    with pytest.raises(ValueError, match="240 bytes do not fit into a block of 80"):
+        copies.unpack([Part(0, np.array([8, 0, 4], np.int32))], torch.zeros(80, dtype=torch.uint8))
+    assert all(
+        torch.equal(a, b) for each, old in zip(pools, before, strict=True) for a, b in zip(each, old, strict=True)
+    )
+
+
+def test_numbers_too_few_for_a_copy_are_left_alone(
+    copier: tuple[GpuCopier, list[list[torch.Tensor]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies, _ = copier
+    monkeypatch.setattr("dsv41_serving.sglang_plugin.handoff.pools._NUMBERS_AT_LEAST", 4)
+    block = torch.zeros(1024, dtype=torch.uint8)
+    copies.pack([Part(0, np.array([1], np.int32))], block).wait()
+    copies.pack([Part(0, np.arange(9, dtype=np.int32))], block).wait()
+    assert sorted(numbers.size for numbers in copies._numbers) == [4, 12]

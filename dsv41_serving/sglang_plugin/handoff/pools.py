@@ -240,6 +240,9 @@ class GpuCopier:
         if not hasattr(self._thread, "ready"):
             torch.cuda.set_device(self._device)  # a new thread is on the first device
             self._thread.ready = True
+        size = sum(part.items.size * self._bytes[part.group] for part in parts)
+        if size > block.numel():
+            raise ValueError(f"{size} bytes do not fit into a block of {block.numel()}")
         lined_up, starts = line_up(parts)
         numbers = self._take(lined_up.size)
         numbers.write(lined_up)
@@ -258,7 +261,7 @@ class GpuCopier:
         return DeviceCopy(event)
 
     def _take(self, size: int) -> Numbers:
-        """Return numbers that nothing reads, of at least `size`; there are as many as copies were ever under way at once."""
+        """Return numbers that nothing reads, of at least `size`; a set that nothing reads is used again."""
         with self._lock:
             for at, numbers in enumerate(self._numbers):
                 if numbers.size >= size and numbers.free:

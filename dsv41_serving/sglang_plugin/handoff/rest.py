@@ -42,7 +42,8 @@ def is_handing_over(scheduler: Any) -> bool:
         return bool(scheduler.disagg_prefill_bootstrap_queue.queue or scheduler.disagg_prefill_inflight_queue)
     if role == "decode":
         # One that has no memory yet takes a step in every loop, and not all of its steps are changes of its status.
-        return bool(scheduler.disagg_decode_transfer_queue.queue and not scheduler.disagg_decode_prealloc_queue.queue)
+        entering = scheduler.disagg_decode_prealloc_queue
+        return bool(scheduler.disagg_decode_transfer_queue.queue and not entering.queue and not entering.pending_reqs)
     return False
 
 

@@ -88,6 +88,7 @@ class Waterfall:
         self._clock = clock
         self._transfers: dict[int, Transfer] = {}
         self._thread = threading.local()
+        self._lock = threading.Lock()
 
     @property
     def current(self) -> Transfer:
@@ -127,8 +128,8 @@ class Waterfall:
         elif status == KVPoll.Transferring:
             if transfer.queued:
                 transfer.queue += self._clock() - transfer.queued.popleft()
-        elif now == KVPoll.Success and not transfer.finished:
-            self._finish(transfer, sent=manager.disaggregation_mode.value == "prefill")
+        elif now == KVPoll.Success:
+            self._finish(transfer, manager)
 
     def allocated(self, _result: None, receiver: Any, *_args: Any, **_kwargs: Any) -> None:
         """Decode has told prefill where to write."""
@@ -138,6 +139,8 @@ class Waterfall:
     def polled(self, status: int, side: Any, *_args: Any) -> int:
         """The scheduler has asked for the status of a sender or receiver."""
         if status == KVPoll.Success and (transfer := self._transfers.pop(side.bootstrap_room, None)):
+            # The scheduler may see the status before the thread that set it comes to `follow`.
+            self._finish(transfer, side.kv_mgr)
             self._pass(transfer, "poll")
             side.dsv41_handed_over = True
         return status
@@ -227,18 +230,22 @@ class Waterfall:
         transfer.connected = True
         self._pass(transfer, "bootstrap")
 
-    def _finish(self, transfer: Transfer, *, sent: bool) -> None:
-        transfer.finished = True
-        if not sent:
-            self._pass(transfer, "receive")
-            return
-        transfer.mark = self._clock()
-        own = ("launch", "pack") if "packed" in transfer.paths else ()
-        for stage in ("queue", *own, "prepare", "wire"):
-            self._observe(stage, getattr(transfer, stage))
-        metrics.transfer_bytes().observe(transfer.bytes)
-        metrics.transfer_descriptors().observe(transfer.descriptors)
-        metrics.transfers().labels(transfer.path).inc()
+    def _finish(self, transfer: Transfer, manager: Any) -> None:
+        """All is written; once, on whichever thread is first."""
+        with self._lock:
+            if transfer.finished:
+                return
+            transfer.finished = True
+            if manager.disaggregation_mode.value != "prefill":
+                self._pass(transfer, "receive")
+                return
+            transfer.mark = self._clock()
+            own = ("launch", "pack") if "packed" in transfer.paths else ()
+            for stage in ("queue", *own, "prepare", "wire"):
+                self._observe(stage, getattr(transfer, stage))
+            metrics.transfer_bytes().observe(transfer.bytes)
+            metrics.transfer_descriptors().observe(transfer.descriptors)
+            metrics.transfers().labels(transfer.path).inc()
 
     def _pass(self, transfer: Transfer, stage: str) -> None:
         now = self._clock()

@@ -30,6 +30,8 @@ def test_the_scheduler_rests_as_long_as_the_table_says(monkeypatch: pytest.Monke
         monkeypatch.setenv("DSV41_HANDOFF", Handoff(rest_us=longest).model_dump_json())
         plugin.register()
         assert applied.count("sglang.srt.managers.scheduler.Scheduler.on_idle") == count
+        # Behind the waterfall's own hook of the status: a scheduler that is woken finds its stage counted.
+        assert ([target.rsplit(".", 1)[-1] for target in applied[-2:]] == ["on_idle", "update_status"]) == bool(count)
 
 
 def test_a_table_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,12 +195,29 @@ def test_the_word_of_success_carries_its_time(statuses: type, monkeypatch: pytes
 def test_every_hook_fits_the_installed_engine() -> None:
     """With packing and without; the table of stages names all that is observed."""
     from dsv41_serving.sglang_plugin import drift
-    from dsv41_serving.sglang_plugin.handoff import packed, waterfall
+    from dsv41_serving.sglang_plugin.handoff import packed, rest, waterfall
     from dsv41_serving.spec.model import Handoff
 
     clock = waterfall.Waterfall()
-    hooks = (*packed.make_hooks(Handoff(packed=True), clock), *waterfall.make_hooks(clock))
-    assert len({hook.target for hook in hooks}) == 25
+    hooks = (*packed.make_hooks(Handoff(packed=True), clock), *waterfall.make_hooks(clock), *rest.make_hooks(500))
+    assert len({hook.target for hook in hooks}) == 26
     for hook in hooks:
         drift._check(hook)
     assert set(waterfall.STAGES) == {"prefill", "decode"}
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_scheduler_that_is_first_to_see_the_end_books_it_once_and_in_order(statuses: type, role: str) -> None:
+    """Success is set, the scheduler polls, and only then the thread that set it comes to the waterfall."""
+    run = Followed(role)
+    run.begin()
+    run.set(statuses.WaitingForInput)
+    run.clock.now = 3.0
+    run.manager.request_status[ROOM] = statuses.Success
+    transfer = run.waterfall._transfers[ROOM]
+    assert run.waterfall.polled(statuses.Success, run.side) == statuses.Success
+    run.clock.now = 9.0
+    run.waterfall._finish(transfer, run.manager)
+    run.waterfall.follow(None, run.manager, ROOM, statuses.Success)
+    ended = {"prefill": [("queue", 0.0), ("prepare", 0.0), ("wire", 0.0)], "decode": [("receive", 3.0)]}[role]
+    assert run.seen[1:] == [*ended, ("poll", 0.0)]
