@@ -49,11 +49,16 @@ class Load:
                 self._end.wait(0.2)
 
     def _ask(self) -> str:
-        """Return 'finished', 'turned away' (503), 'refused' (no connection), or what was wrong: then a request was lost."""
+        """Return 'finished', 'turned away' (503), 'refused' (no connection), or what was wrong: then a request was lost.
+
+        Refused is also a connection that the router had not taken yet when it ended: the kernel resets it, and nothing was begun.
+        """
+        begun = False
         body = {"model": MODEL, "messages": [PROMPT], "max_tokens": 24, "stream": True}
         body["chat_template_kwargs"] = {"thinking": False}
         try:
             with httpx.stream("POST", self._url, json=body, timeout=120) as reply:
+                begun = True
                 if reply.status_code == 503:
                     return "turned away"
                 if reply.status_code != 200:
@@ -62,13 +67,21 @@ class Load:
         except httpx.ConnectError:
             return "refused"
         except httpx.HTTPError as error:
-            return f"broken: {type(error).__name__}"
+            return "refused" if not begun and self._gone() else f"broken: {type(error).__name__}"
         if lines[-1] != "data: [DONE]":
             return f"cut off after {lines[-1][:80]}"
         reasons = [
             json.loads(line[6:])["choices"][0]["finish_reason"] for line in lines[:-1] if '"finish_reason"' in line
         ]
         return "finished" if {"stop", "length"} & set(reasons) else f"no end: {reasons}"
+
+    def _gone(self) -> bool:
+        """Whether nobody listens any more."""
+        try:
+            httpx.get(self._url, timeout=60)
+        except httpx.ConnectError:
+            return True
+        return False
 
 
 def lost(load: Load, *, new_routers: int = 0) -> dict[str, int]:
