@@ -14,6 +14,11 @@ EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 
 
+def first_line(error: Exception) -> str:
+    """Return what an error of other people's code says in one line: its first, or its type where it says nothing."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
 class Dsv41Error(Exception):
     """Base of every error that is reported as one line. `exit_code` is what the command line returns."""
 

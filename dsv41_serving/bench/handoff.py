@@ -6,12 +6,13 @@ import json
 import statistics
 import time
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from dsv41_serving.errors import GateError, InputError
+from dsv41_serving.errors import GateError, InputError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -139,13 +140,9 @@ def tabulate(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 length.median(lambda sample: sample.descriptors),
                 length.median(lambda sample: sample.bytes) / 2**20,
             )
-            reads: tuple[Callable[[Sample], float], ...] = (
-                lambda s: s.moving_s,
-                lambda s: s.added_s,
-                lambda s: s.first_token_s,
-            )
-            moving, added, first = (length.median(read) * 1e3 for read in reads)
-            speed = length.median(lambda sample: sample.gb_s)
+            times = ("moving_s", "added_s", "first_token_s")
+            moving, added, first = (length.median(attrgetter(name)) * 1e3 for name in times)
+            speed = length.median(attrgetter("gb_s"))
             lines.append(
                 f"| {name} | {length.prompt:,} | {blocks:,.0f} | {mib:.1f} | {moving:.1f} | {speed:.2f} | {added:.1f} | {first:,.0f} |"
             )
@@ -245,7 +242,7 @@ def _ask(client: httpx.Client, plan: Plan, prompt: str) -> float:
                     first = time.monotonic() - began
     except httpx.HTTPError as error:
         raise GateError(
-            f"the request failed ({(str(error) or type(error).__name__).splitlines()[0]})",
+            f"the request failed ({first_line(error)})",
             where=plan.router.url,
             remedy="look at `dsv41 status`",
         ) from None

@@ -15,7 +15,7 @@ from dsv41_serving.bench.result import Launch, Run
 from dsv41_serving.bench.scenario import Scenario, Words, write_prompts
 from dsv41_serving.capacity.engine import read_settings
 from dsv41_serving.capacity.roofline import find_bandwidth, least_step_s
-from dsv41_serving.errors import GateError, InputError
+from dsv41_serving.errors import GateError, InputError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -155,7 +155,7 @@ def clear_caches(target: Target) -> None:
             response.raise_for_status()
         except httpx.HTTPError as error:
             raise GateError(
-                f"the cache cannot be cleared ({(str(error) or type(error).__name__).splitlines()[0]})",
+                f"the cache cannot be cleared ({first_line(error)})",
                 where=url,
                 remedy="wait until nothing runs, then start again",
             ) from None

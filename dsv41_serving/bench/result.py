@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dsv41_serving.errors import InputError
+from dsv41_serving.errors import InputError, first_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -172,9 +172,10 @@ def read_result(path: Path) -> ResultSet:
             remedy="name a file that `dsv41 bench run`, `scaling` or `compare` wrote",
         ) from None
     except (OSError, ValueError) as error:
-        line = str(error).splitlines()[0]
         raise InputError(
-            f"is no result set ({line})", where=str(path), remedy="name a file that `dsv41 bench run` wrote"
+            f"is no result set ({first_line(error)})",
+            where=str(path),
+            remedy="name a file that `dsv41 bench run` wrote",
         ) from None
 
 

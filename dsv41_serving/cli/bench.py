@@ -220,9 +220,9 @@ def bench_handoff(context: Context, out: Path, prompts: tuple[int, ...], rounds:
     refuse_unwritable(out)
     plan, _ = context.plan()
     spec = context.load().spec
-    expect_room(prompts or (1,), ANSWER_TOKENS, spec.engine.context_length)
     longest = spec.engine.context_length - ANSWER_TOKENS - ROOM
     chosen = sorted(set(prompts)) or [min(length, longest) for length in (128, 1_024, longest)]
+    expect_room(chosen, ANSWER_TOKENS, spec.engine.context_length)
     access = find_access(plan)
     _expect_running(access)
     with open_calls(access) as client:

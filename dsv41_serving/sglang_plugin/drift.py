@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 
-from dsv41_serving.errors import EngineDriftError
+from dsv41_serving.errors import EngineDriftError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ def read_table(variable: str, table: type[Model]) -> Model:
         return table.model_validate_json(os.environ[variable])
     except ValueError as error:
         raise EngineDriftError(
-            f"is no table [{table.__name__.lower()}] ({str(error).splitlines()[0]})",
+            f"is no table [{table.__name__.lower()}] ({first_line(error)})",
             where=f"environment {variable}",
             remedy="start the engine with `dsv41 run` or `dsv41 up`",
         ) from None

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dsv41_serving.facts import Facts
+    from dsv41_serving.plan import Service
 
 INSTALLATION = Installation(python="/opt/dsv41/bin/python", release="r1")
 # The GPU a profile is for, and how many the node has.
@@ -45,3 +46,15 @@ def seat_gpus(facts: Facts, nodes: Sequence[int | None]) -> Facts:
     pattern = facts.gpus[0]
     gpus = tuple(pattern.model_copy(update={"index": index, "numa_node": node}) for index, node in enumerate(nodes))
     return facts.model_copy(update={"gpus": gpus})
+
+
+def make(facts: Facts, profile: str, shape: str, *overrides: str) -> Plan:
+    """Return the plan of `shape` on a machine of the profile's kind."""
+    state = ["node.state_dir=/state"] if profile == "embedded" else []
+    return plan_for(turn_into(facts, profile), profile, f"shape={shape}", *state, *overrides)
+
+
+def split(service: Service) -> tuple[list[str], list[str]]:
+    """Return the launcher and the flags of a command."""
+    words = 4 if service.kind == "router" else 3
+    return list(service.argv[:words]), list(service.argv[words:])

@@ -60,6 +60,13 @@ def pin_newest(maxima: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
     return maxima.masked_fill(newest, math.inf)
 
 
+def excess_of_blocks(
+    scores: torch.Tensor, bound: torch.Tensor, length: torch.Tensor, ours: torch.Tensor, theirs: torch.Tensor
+) -> float:
+    """`excess` of two lists of blocks, int [rows, any], -1 padded; `scores` and `bound` of positions, as `score_exactly` returns them."""
+    return excess(pin_newest(over_blocks(scores), length), over_blocks(bound), ours, theirs)
+
+
 def find_positions(slots: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """Positions of cache slots [rows, any] among the slots of the rows' positions, `columns` [rows, n].
 

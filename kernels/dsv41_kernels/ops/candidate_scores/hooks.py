@@ -157,8 +157,7 @@ def compare_publish(original: Original, call: Call) -> tuple[Any, float | None]:
         return theirs, None
     operands, scores, bound = exact
     selected = _positions(operands, scores.shape[1], target, inputs.out_page_indices)
-    maxima = compare.pin_newest(compare.over_blocks(scores), operands["length"])
-    listed = compare.excess(maxima, compare.over_blocks(bound), blocks, theirs.blocks)
+    listed = compare.excess_of_blocks(scores, bound, operands["length"], blocks, theirs.blocks)
     return theirs, max(listed, compare.excess(scores, bound, *selected))
 
 
@@ -185,8 +184,8 @@ def compare_publish_prefill(original: Original, call: Call) -> tuple[Any, float 
     engines = prefill.Selection.of(inputs)
     ours = engines.like()
     blocks = prefill.publish(backend, inputs, ours)
-    listed = prefill.excess_of_blocks(backend, inputs, blocks, theirs.blocks)
-    return theirs, max(listed, prefill.excess(backend, inputs, ours.positions, engines.positions))
+    positions = ours.positions, engines.positions
+    return theirs, prefill.excess(backend, inputs, *positions, published=(blocks, theirs.blocks))
 
 
 def compare_consume_prefill(original: Original, call: Call) -> tuple[None, float | None]:

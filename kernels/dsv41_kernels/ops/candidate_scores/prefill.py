@@ -64,7 +64,7 @@ def known(inputs: Any) -> bool:
     return inputs.req_rows is not None and inputs.rows_per_request is not None and inputs.seq_lens_cpu is not None
 
 
-def chunks(backend: Any, inputs: Any, share: int = 1) -> Iterator[tuple[slice, dict[str, Any], int]]:
+def _chunks(backend: Any, inputs: Any, share: int = 1) -> Iterator[tuple[slice, dict[str, Any], int]]:
     """Rows of one request at a time, few enough for a `share`-th of the score budget, the operands that our scorers share, and what the newest row sees.
 
     A request's slots stand in for the token table, one per compressed position, so the operands' ratio is 1. No row reads the padding: it
@@ -120,7 +120,7 @@ def publish(backend: Any, inputs: Any, selection: Selection) -> torch.Tensor:
     rows, device = inputs.positions.shape[0], inputs.positions.device
     blocks = torch.full((rows, count), -1, dtype=torch.int32, device=device)
     selection.reset()
-    for part, operands, _ in chunks(backend, inputs):
+    for part, operands, _ in _chunks(backend, inputs):
         blocks[part] = _select_from_all(operands, count, topk, selection.rows(part, topk))
     return blocks
 
@@ -132,7 +132,7 @@ def consume(backend: Any, inputs: Any, blocks: torch.Tensor, selection: Selectio
     """
     topk = inputs.indexer.index_topk
     selection.reset()
-    for part, operands, visible in chunks(backend, inputs):
+    for part, operands, visible in _chunks(backend, inputs):
         into = selection.rows(part, topk)
         if visible <= BLOCK * backend.topk_blocks:
             _select_from_all(operands, 0, topk, into)
@@ -141,22 +141,24 @@ def consume(backend: Any, inputs: Any, blocks: torch.Tensor, selection: Selectio
 
 
 def excess(
-    backend: Any, inputs: Any, ours: torch.Tensor, theirs: torch.Tensor, *, listed: torch.Tensor | None = None
+    backend: Any,
+    inputs: Any,
+    ours: torch.Tensor,
+    theirs: torch.Tensor,
+    *,
+    listed: torch.Tensor | None = None,
+    published: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> float:
-    """`compare.excess` of two selections of positions [rows, at least topk], among `listed` blocks where given."""
+    """`compare.excess` of two selections of positions [rows, at least topk], among `listed` blocks where given.
+
+    `published`, where given, are both sides' lists of blocks [rows, any], compared as well.
+    """
     worst = 0.0
-    for part, operands, _ in chunks(backend, inputs, _COMPARED):
+    for part, operands, _ in _chunks(backend, inputs, _COMPARED):
         scores, bound = compare.score_exactly(operands, **_grouping(operands))
+        if published is not None:
+            lists = (blocks[part] for blocks in published)
+            worst = max(worst, compare.excess_of_blocks(scores, bound, operands["length"], *lists))
         scores = scores if listed is None else compare.restrict(scores, listed[part])
         worst = max(worst, compare.excess(scores, bound, ours[part], theirs[part]))
-    return worst
-
-
-def excess_of_blocks(backend: Any, inputs: Any, ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """`compare.excess` of two block lists [rows, any]."""
-    worst = 0.0
-    for part, operands, _ in chunks(backend, inputs, _COMPARED):
-        scores, bound = compare.score_exactly(operands, **_grouping(operands))
-        maxima = compare.pin_newest(compare.over_blocks(scores), operands["length"])
-        worst = max(worst, compare.excess(maxima, compare.over_blocks(bound), ours[part], theirs[part]))
     return worst
